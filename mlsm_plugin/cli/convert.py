@@ -15,6 +15,7 @@ from mlsm_plugin.core.coding.settings import CoderImport
 from mlsm_plugin.core.files.atomic_files import check_output_file
 from mlsm_plugin.core.files.hf_files import HF_PREFIX, is_hf
 from mlsm_plugin.core.files.model_folders import check_model_folder
+from mlsm_plugin.core.files.output_files import check_no_input
 
 if TYPE_CHECKING:
     from mlsm_plugin.hub.comparison import Comparison
@@ -96,6 +97,7 @@ def _average(args: argparse.Namespace) -> None:
         paths = last_checkpoints(paths[0], args.last)
     if Path(args.output).exists() and not args.overwrite:
         raise ValueError(f"{args.output} exists already; name a new file, or pass --overwrite to replace it")
+    check_no_input(args.output, paths)
     updates = average_checkpoints(paths, args.output)
     print(f"{args.output}: the mean of {len(paths)} checkpoints, of updates {', '.join(f'{n:,}' for n in updates)}")
 

@@ -57,11 +57,12 @@ def add_dictionary_options(parser: argparse.ArgumentParser) -> None:
 def run_dictionary(args: argparse.Namespace, extra: list[str]) -> int:
     """Judge the reconstructions, then the loss of the masked LM, and print and write the figures."""
     from mlsm_plugin.core.coding.coder_fit import fitting_layer
-    from mlsm_plugin.core.files.atomic_files import check_output_file, write_json
+    from mlsm_plugin.core.files.atomic_files import write_json
+    from mlsm_plugin.core.files.output_files import check_output
     from mlsm_plugin.evaluation.dictionary_quality import evaluate_dictionary
 
     if args.output:
-        check_output_file(args.output)
+        check_output(args.output, [args.dictionary, args.data_bin, args.auxiliary])
     coder = coder_of(args)
     settings = settings_of(
         EvaluationSettings,
@@ -110,16 +111,18 @@ def add_pairs_options(parser: argparse.ArgumentParser) -> None:
 
 def run_pairs(args: argparse.Namespace, extra: list[str]) -> int:
     """Score the pairs; print the accuracies of one model in rows, or a table with a row for each of several models."""
-    from mlsm_plugin.core.files.atomic_files import check_output_file, write_json
+    from mlsm_plugin.core.files.atomic_files import write_json
+    from mlsm_plugin.core.files.output_files import check_output
     from mlsm_plugin.evaluation.minimal_pairs import evaluate_pairs, pair_files, read_pairs
     from mlsm_plugin.evaluation.pair_models import is_library_model, open_pair_model
     from mlsm_plugin.reports.pair_accuracies import accuracies_of, words_seen_by
 
     settings_of(ModelRun, args)
     settings_of(KnownText, args)
+    inputs = pair_files(args.input)
     if args.output:
-        check_output_file(args.output)
-    files = {path: read_pairs(path) for path in pair_files(args.input)}
+        check_output(args.output, [*inputs, *args.checkpoint])
+    files = {path: read_pairs(path) for path in inputs}
     models = sorted(dict.fromkeys(args.checkpoint), key=lambda name: words_seen_by(name) or math.inf)
     for name in models:
         is_library_model(name)  # raises an error if there is no model, before work is done on the others

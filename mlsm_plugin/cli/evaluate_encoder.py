@@ -44,7 +44,8 @@ def add_encoder_options(parser: argparse.ArgumentParser) -> None:
 
 def run_encoder(args: argparse.Namespace, extra: list[str]) -> int:
     """Measure each model, and print a table with a row for each."""
-    from mlsm_plugin.core.files.atomic_files import check_output_file, write_json
+    from mlsm_plugin.core.files.atomic_files import write_json
+    from mlsm_plugin.core.files.output_files import check_output
     from mlsm_plugin.evaluation.encoder_quality import bm25_gains, evaluate_encoder, read_evaluation_data
     from mlsm_plugin.evaluation.quality_settings import QualitySettings
     from mlsm_plugin.evaluation.sentence_encoders import open_sentence_encoder
@@ -52,7 +53,8 @@ def run_encoder(args: argparse.Namespace, extra: list[str]) -> int:
     settings: QualitySettings = settings_of(QualitySettings, args)
     run: ModelRun = settings_of(ModelRun, args)
     if args.output:
-        check_output_file(args.output)
+        labelled = [path for paths in args.labelled for path in paths]
+        check_output(args.output, [*args.models, *args.text, *labelled, *args.sts])
     data = read_evaluation_data(args.text, args.labelled, args.sts, settings)
     names = list(dict.fromkeys(args.models))
     measures: dict[str, dict[str, Measure]] = {}

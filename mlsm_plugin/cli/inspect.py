@@ -3,7 +3,7 @@
 import argparse
 
 from mlsm_plugin.cli.coding_options import check_positive
-from mlsm_plugin.core.files.atomic_files import check_output_file
+from mlsm_plugin.core.files.output_files import check_output
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,7 +27,7 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
     from mlsm_plugin.reports.inspection import inspect
 
     check_positive(args, "max_tokens")
-    check_output_file(args.output)
+    check_output(args.output, [path for path in (args.folder, args.codes, args.quality) if path is not None])
     summaries = inspect(
         args.folder, args.output, split=args.split, codes=args.codes, max_tokens=args.max_tokens, quality=args.quality
     )

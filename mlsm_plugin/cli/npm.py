@@ -200,7 +200,8 @@ def _add_classify_options(parser: argparse.ArgumentParser) -> None:
 
 def _classify(args: argparse.Namespace, extra: list[str]) -> int:
     """Predict, and print the accuracy if the input has labels."""
-    from mlsm_plugin.core.files.atomic_files import atomic_open, check_output_file
+    from mlsm_plugin.core.files.atomic_files import atomic_open
+    from mlsm_plugin.core.files.output_files import check_output
     from mlsm_plugin.core.text.text_files import check_text
     from mlsm_plugin.fairseq_plugin.text.masked_text import MASK
     from mlsm_plugin.retrieval.zero_shot import classify, read_texts, read_verbalizer
@@ -208,7 +209,8 @@ def _classify(args: argparse.Namespace, extra: list[str]) -> int:
     check_positive(args, "max_occurrences")
     settings_of(KnownText, args)
     if args.output:
-        check_output_file(args.output)
+        inputs = (args.input, args.verbalizer, args.checkpoint, args.datastore)
+        check_output(args.output, [path for path in inputs if path is not None])
     check_text(args.template, "--template")
     if args.template.count("{}") != 1 or args.template.count(MASK) != 1:
         raise ValueError(f"--template needs {{}} and {MASK}, once each; got {args.template!r}")

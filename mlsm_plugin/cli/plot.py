@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 
 from mlsm_plugin.cli.coding_options import check_positive
+from mlsm_plugin.core.files.output_files import check_no_input
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,6 +27,8 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
 
     check_positive(args, "dpi")
     files = [log_file_of(run) for run in args.runs]
+    for suffix in (".png", ".html") if args.watch else (".png",):
+        check_no_input(f"{args.output}{suffix}", files)
     names = args.names or [
         Path(run).resolve().name if Path(run).is_dir() else file.stem
         for run, file in zip(args.runs, files, strict=True)

@@ -11,6 +11,7 @@ from torch import Tensor
 from mlsm_plugin.core.files.atomic_files import PathLike, atomic_directory
 from mlsm_plugin.core.files.hf_files import WEIGHTS, first_line, hf_folder, import_transformers
 from mlsm_plugin.core.hidden_states.hf_encoder import check_vocabulary, load_library_model, supported_config
+from mlsm_plugin.core.text.masked_reading import reading_as_trained
 from mlsm_plugin.fairseq_plugin.compat.checkpoint_states import configuration_of, write_untrained
 from mlsm_plugin.fairseq_plugin.text.text_tokenizer import HuggingFaceTextTokenizer
 from mlsm_plugin.hub import deberta_import, from_pretrained, modernbert_import, roberta_import
@@ -79,7 +80,9 @@ def import_model(name: PathLike, output: PathLike, lines: Sequence[str], *, npm:
         interface = from_pretrained(temporary)
         # as it is: that of HuggingFaceTextTokenizer takes special tokens as text
         theirs = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-        comparison = compare(interface, ids, theirs, model, lines, word="imported", masked=False)
+        # others read text beside masks in another way than in training
+        masked = reading_as_trained(theirs) is theirs
+        comparison = compare(interface, ids, theirs, model, lines, word="imported", masked=masked)
     return ImportProof(**vars(comparison), flags=tuple(flags))
 
 

@@ -132,7 +132,9 @@ def test_a_folder_with_another_model_is_refused_first(start: Path, tmp_path: Pat
 
 
 @pytest.mark.parametrize("kind", ["roberta", "xlm-roberta", "deberta-v2"])
-def test_text_beside_masks_is_read_as_it_was_trained_on(start: Path, tmp_path: Path, kind: str) -> None:
+def test_text_beside_masks_is_read_as_it_was_trained_on(
+    start: Path, tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
     model = make_model(kind, start / "text.txt", tmp_path / "model", kind=AutoModelForMaskedLM)
     _, _, *options = words(start, tmp_path / "out", "--updates", 1, objective="mlm")
     mlsm("adapt", model, *options)
@@ -142,6 +144,9 @@ def test_text_beside_masks_is_read_as_it_was_trained_on(start: Path, tmp_path: P
             assert written(variant, add_special_tokens=False)["input_ids"] == own.ids_with_masks(
                 variant, written.mask_token
             )
+    _, _, *again = words(start, tmp_path / "again", "--updates", 1, objective="mlm")
+    mlsm("adapt", tmp_path / "out" / "model", *again)
+    assert "with other ids beside the mask" not in caplog.text
 
 
 def test_deberta_of_version_1_is_trained_in_float32(start: Path, tmp_path: Path, capsys: Capture) -> None:

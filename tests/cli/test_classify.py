@@ -29,6 +29,9 @@ def test_command_prints_the_accuracy_and_writes_predictions(
     assert all(0.5 <= float(row[1]) <= 1 for row in rows)
     correct = sum(row[0] == label for row, label in zip(rows, "aba", strict=True))
     assert f"accuracy {correct / 3:.4f} ({correct} of 3; always the most frequent label: 0.6667)" in output
+    for path in (texts, verbalizer):
+        line = failing_mlsm(capsys, *words, "--template", "{} It was <mask>.", "--output", path)
+        assert f"{path} is the output and also an input" in line
     for template in ("It was <mask>.", "{} It was.", "{} {} <mask>"):
         assert "--template needs {} and <mask>, once each" in failing_mlsm(capsys, *words, "--template", template)
 

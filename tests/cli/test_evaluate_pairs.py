@@ -49,6 +49,16 @@ def test_command_prints_and_writes_accuracies(tiny: TinyData, tmp_path: Path, ca
     assert figures["files"][str(first)] == {"pairs": 4, "accuracy": 0.75, "ties": 0}
 
 
+def test_an_input_is_not_replaced_by_the_figures(tiny: TinyData, tmp_path: Path, capsys: Capture) -> None:
+    pairs = write_pairs(tmp_path / "in.jsonl", [("a name", "name a")])
+    model = shutil.copytree(tiny.model.parent, tmp_path / "model")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    words = ("evaluate", "pairs", "--checkpoint", model, "--input", pairs, "--output")
+    assert "in.jsonl is the output and also an input" in failing_mlsm(capsys, *words, pairs)
+    assert "is named like a part of" in failing_mlsm(capsys, *words, model / "dict.txt")
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
 def pipeline_files(root: Path) -> Path:
     """Files as those of the BabyLM evaluation pipeline: BLiMP with two tasks of one field, its supplement, and EWoK."""
     good, bad = "The name is bound.", "The name bound is."

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForMaskedLM, AutoTokenizer
 
 from mlsm_plugin import hub
+from mlsm_plugin.core.text.masked_reading import masked_lines
 from mlsm_plugin.fairseq_plugin.compat.checkpoint_states import read_state, weights_in
 from mlsm_plugin.fairseq_plugin.compat.model_parts import EMBEDDINGS, OUTPUT
 from mlsm_plugin.hub import hf_import, roberta_import
@@ -91,6 +92,26 @@ def test_export_of_the_import_has_the_original_weights_and_ids(kind: str, tiny: 
     assert library.decode(ids[place]).strip() == "the"
     masked = exported(f"The name is bound, as above: {exported.mask_token}.")["input_ids"]
     assert masked == [*ids[:place], library.mask_token_id, *ids[place + 1 :]]
+
+
+@pytest.mark.parametrize("kind", ["sentencepiece", "roberta", "xlm-roberta"])
+def test_masks_are_read_alike_after_exports_and_imports(kind: str, tiny: TinyData, tmp_path: Path) -> None:
+    if kind == "sentencepiece":
+        first = tiny.model
+    else:
+        make_roberta(kind, tiny.text, tmp_path / "library")
+        first = tmp_path / "first"
+        import_model(tmp_path / "library", first, LINES)
+    lines = tiny.text.read_text(encoding="utf-8").splitlines()[:30]
+    compared = ("--text", tiny.text, "--lines", 30)
+    mlsm("convert", first, tmp_path / "exported", *compared)
+    assert import_model(tmp_path / "exported", tmp_path / "second", lines).masked > 50
+    mlsm("convert", tmp_path / "second", tmp_path / "again", *compared)
+    models = [hub.from_pretrained(folder) for folder in (first, tmp_path / "second")]
+    variants = [variant for line in lines for variant in masked_lines(line, "<mask>")]
+    for text in ["the name <mask>.", *variants]:
+        pieces = [[model.task.source_dictionary[i] for i in model._encode_with_masks(text)[0]] for model in models]
+        assert pieces[1] == pieces[0], text
 
 
 def test_special_tokens_of_the_own_list_are_compared_as_tokens(tiny: TinyData, tmp_path: Path) -> None:

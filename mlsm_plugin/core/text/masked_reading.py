@@ -47,15 +47,14 @@ def reading_as_trained(tokenizer: "PreTrainedTokenizerBase") -> "PreTrainedToken
 
 def marks_every_part(backend: "Tokenizer") -> bool:
     """Whether a ``tokenizers.Tokenizer`` marks the beginning of a text as that of a word, whatever stands before it."""
-    return any(_marks(part) for part in _parts(json.loads(backend.to_str())["pre_tokenizer"]))
+    return any(_marks(part, "first") for part in _parts(json.loads(backend.to_str())["pre_tokenizer"]))
 
 
 def reading_the_rest(backend: "Tokenizer") -> "Tokenizer":
     """A ``tokenizers.Tokenizer`` like ``backend`` for text that stands after a mask: it does not mark its beginning."""
     from tokenizers import Tokenizer
 
-    state = json.loads(backend.to_str())
-    return Tokenizer.from_str(json.dumps(_marking(state, "never"))) if marks_every_part(backend) else backend
+    return Tokenizer.from_str(json.dumps(_marking(json.loads(backend.to_str()), "never")))
 
 
 def _one_space(pattern: str) -> list[JsonObject]:
@@ -73,7 +72,7 @@ def _marking(state: JsonObject, scheme: str) -> JsonObject:
     Without masks, ``first`` gives the same tokens as ``state``.
     """
     parts = _parts(state["pre_tokenizer"])
-    if not any(map(_marks, parts)):
+    if not any(_marks(part, scheme) for part in parts):
         return state
     normalizers = [step for part in _parts(state["normalizer"]) for step in _keeping_a_space(part)]
     if any(part["type"] == WHITESPACE_SPLIT for part in parts):  # it drops the space that marks a word after a mask
@@ -101,14 +100,15 @@ def _sequence(name: str, parts: list[JsonObject]) -> JsonObject | None:
     return {"type": SEQUENCE, name: parts} if parts else None
 
 
-def _marks(part: JsonObject) -> bool:
+def _marks(part: JsonObject, scheme: str) -> bool:
+    """Whether a step of a pre-tokenizer marks the beginning of more parts of a text than ``scheme`` says."""
     if part["type"] == BYTE_LEVEL:
         return bool(part["add_prefix_space"])
-    return part["type"] == METASPACE and part["prepend_scheme"] == "always"
+    return part["type"] == METASPACE and part["prepend_scheme"] not in ("never", scheme)
 
 
 def _marking_part(part: JsonObject, scheme: str) -> list[JsonObject]:
-    if not _marks(part):
+    if not _marks(part, scheme):
         return [part]
     if part["type"] == METASPACE:
         return [{**part, "prepend_scheme": scheme}]

@@ -10,16 +10,22 @@ import os
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mlsm_plugin.core.files.atomic_files import PathLike, read_json, sha256_of_files
 from mlsm_plugin.core.files.hf_files import first_line
 from mlsm_plugin.core.files.json_checks import check_json, fields
 from mlsm_plugin.core.files.model_files import DICTIONARIES, FOLDER_NAME, MODEL_NAME, symbols_in
 
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
 VOCABULARY = "vocabulary"
 TOKENIZER = "tokenizer"
+READING = "tokenizer_reading"  # of the tokenizer that transformers opens
 SYMBOL_FILES = dict(zip((VOCABULARY, "input_vocabulary", "labels"), DICTIONARIES, strict=True))
-RECORDED = (*SYMBOL_FILES, TOKENIZER)
+TOKENIZERS = (TOKENIZER, READING)
+RECORDED = (*SYMBOL_FILES, *TOKENIZERS)
 SPECIAL = (b"<s>", b"<pad>", b"</s>", b"<unk>")  # which fairseq puts in front of those of a file
 # Two tokenizers that cut these texts and all tokens of their vocabulary alike are taken for the same one: what a file
 # says depends on the version of the library that wrote it.
@@ -44,8 +50,8 @@ def vocabulary_record(folder: PathLike) -> dict[str, str]:
     """The fingerprints of what a folder holds of ``RECORDED``: SHA-256 of the symbols of each dictionary, whose counts
     do not matter, and of the tokenizer. ValueError if the tokenizer is damaged.
     """
-    tokenizer = tokenizer_fingerprint(folder)
-    return symbols_record(folder) | ({} if tokenizer is None else {TOKENIZER: tokenizer})
+    tokenizers = {TOKENIZER: tokenizer_fingerprint(folder), READING: reading_fingerprint(folder)}
+    return symbols_record(folder) | {name: value for name, value in tokenizers.items() if value is not None}
 
 
 def symbols_record(folder: PathLike) -> dict[str, str]:
@@ -59,9 +65,12 @@ def check_vocabulary_record(
 ) -> None:
     """Raise ValueError if a folder holds something else than what is recorded of it; ``trained`` names the checkpoint.
 
-    ``only`` is the part to compare; None: all.
+    ``only`` is the part to compare, ``TOKENIZER`` with what it reads; None: all.
     """
-    remembered = [name for name in RECORDED if isinstance(recorded.get(name), str) and only in (None, name)]
+    compared = RECORDED if only is None else (only,)
+    if only == TOKENIZER:
+        compared = TOKENIZERS
+    remembered = [name for name in compared if isinstance(recorded.get(name), str)]
     present = vocabulary_record(folder) if remembered else {}
     for name in remembered:
         was = str(recorded[name])
@@ -76,7 +85,7 @@ def check_vocabulary_record(
 
 def _difference(name: str, folder: PathLike) -> tuple[str, str, str]:
     """What differs, where it is, and what effect that has."""
-    if name == TOKENIZER:
+    if name in TOKENIZERS:
         return "another tokenizer", str(folder), "it reads text in another way, also where the symbols are the same"
     where = f"{folder}/{SYMBOL_FILES[name]}"
     if name == "labels":
@@ -94,11 +103,33 @@ def tokenizer_fingerprint(folder: PathLike) -> str | None:
         return sha256_of_files(Path(folder, MODEL_NAME))
     file = Path(folder, FOLDER_NAME, "tokenizer.json")
     times = [path.stat().st_mtime_ns for path in sorted(file.parent.glob("*.json"))]
-    return _reading_fingerprint(file, tuple(times)) if file.is_file() else None
+    return _file_fingerprint(file, tuple(times)) if file.is_file() else None
+
+
+def reading_fingerprint(folder: PathLike) -> str | None:
+    """SHA-256 of what the Hugging Face tokenizer of a folder makes of its own tokens and of some text.
+
+    It is the tokenizer that reads all text: transformers changes what ``tokenizer.json`` says by the class and the
+    options in ``tokenizer_config.json``. None if there is none, or transformers cannot open it.
+    """
+    files = sorted(Path(folder, FOLDER_NAME).glob("*.json"))
+    times = tuple(path.stat().st_mtime_ns for path in files)
+    return _reading_fingerprint(Path(folder, FOLDER_NAME), times) if files else None
 
 
 @cache
-def _reading_fingerprint(file: Path, _times: tuple[int, ...]) -> str | None:
+def _reading_fingerprint(folder: Path, _times: tuple[int, ...]) -> str | None:
+    from mlsm_plugin.core.text.hf_tokenizer import load_fast_tokenizer, text_backend
+
+    try:
+        tokenizer = text_backend(load_fast_tokenizer(folder))
+    except (ValueError, ImportError):  # where text is read, the error says why
+        return None
+    return hashlib.sha256(json.dumps(_read_by(tokenizer)).encode()).hexdigest()
+
+
+@cache
+def _file_fingerprint(file: Path, _times: tuple[int, ...]) -> str | None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # processes that are forked later could not use it
     try:
         from tokenizers import Tokenizer
@@ -111,10 +142,15 @@ def _reading_fingerprint(file: Path, _times: tuple[int, ...]) -> str | None:
     tokenizer.no_truncation()
     tokenizer.no_padding()
     tokenizer.encode_special_tokens = True
+    read = [*_read_by(tokenizer), _reading_options(file.parent)]
+    return hashlib.sha256(json.dumps(read).encode()).hexdigest()
+
+
+def _read_by(tokenizer: "Tokenizer") -> list[object]:
+    """The vocabulary of a tokenizer, and the ids of ``PROBES`` and of its own tokens."""
     vocabulary = sorted(tokenizer.get_vocab().items())
     texts = [*PROBES, *(token for token, _ in vocabulary)]
-    ids = [encoding.ids for encoding in tokenizer.encode_batch(texts, add_special_tokens=False)]
-    return hashlib.sha256(json.dumps([vocabulary, ids, _reading_options(file.parent)]).encode()).hexdigest()
+    return [vocabulary, [encoding.ids for encoding in tokenizer.encode_batch(texts, add_special_tokens=False)]]
 
 
 def _reading_options(folder: Path) -> dict[str, object]:

@@ -11,7 +11,13 @@ from mlsm_plugin.core.files import model_files
 from mlsm_plugin.core.files.atomic_files import PathLike
 from mlsm_plugin.core.files.model_files import DICTIONARIES, NUMBERED, copy_tokenizer, only_checkpoint, symbols_in
 from mlsm_plugin.core.sparse_coding.stored_codes import CODES_OVER
-from mlsm_plugin.core.text.vocabulary_record import RECORDED, SYMBOL_FILES, TOKENIZER, check_vocabulary_record
+from mlsm_plugin.core.text.vocabulary_record import (
+    RECORDED,
+    SYMBOL_FILES,
+    TOKENIZER,
+    TOKENIZERS,
+    check_vocabulary_record,
+)
 from mlsm_plugin.fairseq_plugin.compat import checkpoint_states
 from mlsm_plugin.fairseq_plugin.compat.checkpoint_contents import (
     CheckpointState,
@@ -111,7 +117,7 @@ def _check_same_symbols(
     states = [_task_state(part) for part in (content, last_content)]
     differing = {name for name in RECORDED if len({state.get(name) for state in states} - {None}) > 1}
     differing |= {name for name, file_name in SYMBOL_FILES.items() if file_name in _differing(file, last)}
-    if differing == {TOKENIZER}:
+    if differing and differing <= {*TOKENIZERS}:
         raise ValueError(f"{problem}: their tokenizers differ, which read text in other ways")
     if differing:
         what = "labels" if differing == {"labels"} else "vocabularies"

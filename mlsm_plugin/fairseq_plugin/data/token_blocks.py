@@ -18,7 +18,7 @@ from mlsm_plugin.core.files.model_files import DICTIONARY_NAME, SUMMARY_NAME
 from mlsm_plugin.core.files.planned_folder import META_FILE
 from mlsm_plugin.core.sparse_coding.code_store import CORPUS_CHECK
 from mlsm_plugin.core.text.unknown_tokens import warn_of_unknown_ids
-from mlsm_plugin.core.text.vocabulary_record import tokenizer_fingerprint
+from mlsm_plugin.core.text.vocabulary_record import reading_fingerprint, tokenizer_fingerprint
 from mlsm_plugin.fairseq_plugin.compat.binarized_files import check_splits, count_symbols, slices_of
 from mlsm_plugin.fairseq_plugin.text.symbol_files import own_special_symbols, symbols_of_dataset
 
@@ -110,7 +110,8 @@ def differ_in_tokenizer(first: PathLike, second: PathLike) -> bool:
     fingerprints = [tokenizer_fingerprint(folder) for folder in (first, second)]
     if None in fingerprints:
         fingerprints = [_binarized_with(Path(folder, SUMMARY_NAME)) for folder in (first, second)]
-    return None not in fingerprints and fingerprints[0] != fingerprints[1]
+    readings = [reading_fingerprint(folder) for folder in (first, second)]
+    return any(None not in pair and pair[0] != pair[1] for pair in (fingerprints, readings))
 
 
 def _binarized_with(summary: Path) -> str | None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tokenizers import normalizers, pre_tokenizers
 from transformers import AutoTokenizer
 
+from mlsm_plugin.core.text.hf_tokenizer import HuggingFaceTokenizer
 from mlsm_plugin.core.text.masked_reading import masked_lines, reading_as_trained
 from tests.conftest import manual
 from tests.tiny_hf_models import TOKENIZERS
@@ -73,6 +74,21 @@ def test_masks_replace_the_tokens_of_words(pair: tuple[Any, Any]) -> None:
                 assert found["input_ids"] == expected, (line, begin)
                 number += line[end] == "."
     assert number > 20
+
+
+def test_text_after_a_mask_is_read_alike_after_one_and_two_rewritings(pair: tuple[Any, Any], tmp_path: Path) -> None:
+    readers = []
+    for name, tokenizer in zip(("stock", "rewritten"), pair, strict=True):
+        tokenizer.save_pretrained(tmp_path / name)
+        readers.append(HuggingFaceTokenizer(tmp_path / name))
+    mask, rewritten = pair[1].mask_token, pair[1]
+    number = 0
+    for line in [line for topic in manual()[5:20] for line in topic.splitlines()][:50]:
+        for variant in masked_lines(line, mask):
+            ids = [reader.ids_with_masks(variant, mask) for reader in readers]
+            assert ids[1] == ids[0] == rewritten(variant, add_special_tokens=False)["input_ids"], variant
+            number += 1
+    assert number > 100
 
 
 def test_masks_are_put_at_the_beginning_inside_and_before_punctuation() -> None:

@@ -117,6 +117,30 @@ def test_a_tokenizer_is_known_by_what_it_reads(kind: str, hf_tokenizers: dict[st
         tokenizer_fingerprint(tmp_path / "same")
 
 
+OTHER_READINGS: dict[str, dict[str, Any]] = {
+    "case": {"tokenizer_class": "BertTokenizerFast", "do_lower_case": False},
+    "characters": {"tokenizer_class": "BertTokenizerFast", "do_lower_case": True, "tokenize_chinese_chars": False},
+}
+
+
+@pytest.mark.parametrize("name", OTHER_READINGS)
+def test_options_and_class_that_change_the_ids_are_another_tokenizer(
+    name: str, hf_tokenizers: dict[str, Path], tmp_path: Path
+) -> None:
+    folder = shutil.copytree(hf_tokenizers["word_piece"], tmp_path / FOLDER_NAME)
+    config = folder / "tokenizer_config.json"
+    content = json.loads(config.read_text(encoding="utf-8"))
+    config.write_text(json.dumps(content | {"tokenizer_class": "BertTokenizerFast", "do_lower_case": True}))
+    before = vocabulary_record(tmp_path)
+    probe = "The Man \u4f60\u597dx"
+    ids = HuggingFaceTokenizer(folder).ids_of(probe)
+    check_vocabulary_record(before, tmp_path, "it", "do")
+    config.write_text(json.dumps(content | OTHER_READINGS[name]))
+    assert HuggingFaceTokenizer(folder).ids_of(probe) != ids
+    with pytest.raises(ValueError, match="it was trained with another tokenizer"):
+        check_vocabulary_record(before, tmp_path, "it", "do", only=TOKENIZER)
+
+
 def test_an_exchanged_tokenizer_is_refused_by_every_command(tiny: TinyData, tmp_path: Path, capsys: Capture) -> None:
     pairs, texts, words = tmp_path / "pairs.jsonl", tmp_path / "texts.tsv", tmp_path / "words.tsv"
     pairs.write_text(json.dumps({"sentence_good": "the name", "sentence_bad": "a value"}) + "\n")
