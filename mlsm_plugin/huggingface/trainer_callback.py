@@ -11,7 +11,13 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 from mlsm_plugin.core.hidden_states.hf_encoder import FLOAT32_ONLY
 from mlsm_plugin.core.machine.memory import keep_freed_memory
 from mlsm_plugin.huggingface.checked_parts import check_contrast, check_parts, with_inner
-from mlsm_plugin.huggingface.epoch_order import check_resumable, epoch_of, order_by_epoch
+from mlsm_plugin.huggingface.epoch_order import (
+    check_resumable,
+    check_same_samples,
+    epoch_of,
+    order_by_epoch,
+    samples_record,
+)
 from mlsm_plugin.huggingface.pretraining_model import PretrainingModel
 from mlsm_plugin.huggingface.pretraining_sequences import Samples
 
@@ -23,10 +29,14 @@ class PretrainingCallback(TrainerCallback):
     another epoch, or none.
     """
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, train_dataloader: Any = None, **_: Any) -> None:
+    def on_train_begin(
+        self, args: Any, state: Any, control: Any, model: Any = None, train_dataloader: Any = None, **_: Any
+    ) -> None:
         """Raise ValueError if the training would resume at another place."""
         if hasattr(train_dataloader, "__len__"):
             check_resumable(args, state, len(train_dataloader))
+            record = samples_record(args, getattr(train_dataloader, "dataset", None), model)
+            check_same_samples(state, record, math.ceil(len(train_dataloader) / args.gradient_accumulation_steps))
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, train_dataloader: Any = None, **_: Any) -> None:
         """Set the epoch of the sequences."""
