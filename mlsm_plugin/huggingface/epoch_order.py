@@ -4,9 +4,10 @@ The Trainer leaves the order to ``accelerate``; most of its versions resume an e
 of another epoch.
 """
 
+import hashlib
 import logging
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import torch
 import transformers
@@ -14,6 +15,11 @@ from packaging.version import Version
 from torch.utils.data import DataLoader, RandomSampler, Sampler
 from transformers import Trainer, TrainerState, TrainingArguments
 
+from mlsm_plugin.core.masking.masked_share import samples_to_look_at
+from mlsm_plugin.huggingface.checked_parts import with_inner
+from mlsm_plugin.huggingface.pretraining_sequences import Samples
+
+SAMPLES = "samples of mlsm_plugin"  # key in the state of the Trainer, beside names of callbacks
 logger = logging.getLogger(__name__)
 
 RESUMES_SMALLER_UPDATES = "4.57"  # the first version of transformers that does
@@ -59,6 +65,52 @@ def order_by_epoch(trainer: Trainer) -> None:
 def epoch_of(state: TrainerState) -> int:
     """The number of the epoch, from 0 on, that a Trainer with this state is in, or begins."""
     return int(state.epoch or 0)
+
+
+def samples_record(arguments: TrainingArguments, dataset: object, model: object) -> dict[str, object]:
+    """What decides which samples an update of a training sees, as JSON; of the text, a part is looked at."""
+    text = hashlib.sha256()
+    for inner in with_inner(dataset):
+        if hasattr(inner, "__len__"):
+            text.update(f"{len(inner)} ".encode())
+        if isinstance(inner, Samples):
+            text.update(f"{inner.sequences.num_tokens} ".encode())
+            for index in samples_to_look_at(len(inner.sequences)):
+                text.update(inner.sequences[index].tobytes())
+    size = arguments.train_batch_size * arguments.world_size * arguments.gradient_accumulation_steps
+    return {
+        "number of samples of an update": size,
+        "seed of the order": arguments.seed if arguments.data_seed is None else arguments.data_seed,
+        "objective": type(model).__name__,
+        "text": text.hexdigest()[:12],
+    }
+
+
+def check_same_samples(state: TrainerState, record: dict[str, object], updates: int) -> None:
+    """Check, as a training begins, that one that resumes within an epoch sees the samples that the epoch still has.
+
+    The record of a training lies in its state, which the Trainer saves with each checkpoint. Checkpoints without one
+    are accepted.
+
+    Args:
+        state: of the Trainer; it gets the ``record``.
+        record: that of :func:`samples_record`.
+        updates: of an epoch now.
+
+    Raises:
+        ValueError: the checkpoint was written within an epoch of other samples.
+    """
+    records = cast(dict[str, dict[str, object]], state.stateful_callbacks)  # as the Trainer fills and saves it
+    saved = records.get(SAMPLES, {})
+    within = (state.epoch or 0) % 1 > 0 or state.global_step % max(1, updates) > 0
+    for name, now in record.items():
+        if within and state.global_step and saved.get(name, now) != now:
+            raise ValueError(
+                f"the {name} was {saved[name]} and is {now} now, and the training was stopped within an epoch, so that "
+                "its place in the text is not known; resume it as it was begun, or begin a new training with the model "
+                "of the checkpoint"
+            )
+    records[SAMPLES] = record
 
 
 def check_resumable(arguments: TrainingArguments, state: TrainerState, batches: int) -> None:

@@ -14,7 +14,13 @@ from mlsm_plugin.core.files.progress import Progress
 from mlsm_plugin.core.hidden_states.hf_encoder import FLOAT32_ONLY
 from mlsm_plugin.core.machine.memory import keep_freed_memory
 from mlsm_plugin.huggingface.checked_parts import check_contrast, check_parts, with_inner
-from mlsm_plugin.huggingface.epoch_order import check_resumable, epoch_of, order_by_epoch
+from mlsm_plugin.huggingface.epoch_order import (
+    check_resumable,
+    check_same_samples,
+    epoch_of,
+    order_by_epoch,
+    samples_record,
+)
 from mlsm_plugin.huggingface.pretraining_model import PretrainingModel
 from mlsm_plugin.huggingface.pretraining_sequences import Samples
 
@@ -31,12 +37,15 @@ class PretrainingCallback(TrainerCallback):
         args: TrainingArguments,
         state: TrainerState,
         control: TrainerControl,
+        model: nn.Module | None = None,
         train_dataloader: DataLoader[Any] | None = None,
         **kwargs: object,
     ) -> None:
         """Raise ValueError if the training would resume at another place."""
         if train_dataloader is not None and hasattr(train_dataloader, "__len__"):
             check_resumable(args, state, len(train_dataloader))
+            record = samples_record(args, getattr(train_dataloader, "dataset", None), model)
+            check_same_samples(state, record, math.ceil(len(train_dataloader) / args.gradient_accumulation_steps))
 
     def on_epoch_begin(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -48,9 +49,10 @@ class Stopped(TrainerCallback):
 
 def trainer_of(folder: Path, wrapped: Any = None, *, stopped: int | None = None, **options: Any) -> tuple[Trainer, Any]:
     """A Trainer that is evaluated on what it is trained on, and the rows of its batches with their epochs."""
+    options = {"per_device_train_batch_size": 4, **options}
     arguments = TrainingArguments(
-        str(folder), per_device_train_batch_size=4, learning_rate=1e-2, save_steps=2, eval_strategy="steps",
-        eval_steps=2, report_to=[], use_cpu=True, disable_tqdm=True, seed=3, **{"max_steps": 15, **options},
+        str(folder), learning_rate=1e-2, save_steps=2, eval_strategy="steps",
+        eval_steps=2, report_to=[], use_cpu=True, disable_tqdm=True, **{"max_steps": 15, "seed": 3, **options},
     )  # fmt: skip
     rows: list[list[tuple[int, int]]] = []
 
@@ -108,6 +110,32 @@ def test_a_resumed_training_equals_one_that_never_stopped(tmp_path: Path, wrappe
     figures = [[log["eval_mlm_loss"] for log in one.state.log_history if "eval_loss" in log] for one in (whole, second)]
     assert figures[0] == figures[1]
     assert {*epochs} == {0, 1, 2}  # an evaluation of the same sequences does not take the training back to epoch 0
+
+
+@pytest.mark.parametrize(
+    ("changed", "what"),
+    [
+        ({"per_device_train_batch_size": 8}, "number of samples of an update was 4 and is 8"),
+        ({"seed": 4}, "seed of the order was 3 and is 4"),
+        ({"wrapped": lambda data: Subset(data, range(20))}, "text was"),
+    ],
+)
+def test_a_training_resumes_within_an_epoch_as_it_was_begun(tmp_path: Path, changed: Any, what: str) -> None:
+    first, _ = trainer_of(tmp_path, stopped=9)
+    with pytest.raises(KeyboardInterrupt):
+        first.train()
+    checkpoint = tmp_path / "checkpoint-8"
+    second, _ = trainer_of(tmp_path, **changed)
+    with pytest.raises(ValueError, match=f"the {what}.* now, and the training was stopped within an epoch"):
+        second.train(resume_from_checkpoint=str(checkpoint))
+    # half the batches of twice the size, and a checkpoint that remembers nothing
+    trainer_of(tmp_path, per_device_train_batch_size=2, gradient_accumulation_steps=2, max_steps=9)[0].train(
+        resume_from_checkpoint=str(checkpoint)
+    )
+    state = json.loads((checkpoint / "trainer_state.json").read_text())
+    del state["stateful_callbacks"][epoch_order.SAMPLES]
+    (checkpoint / "trainer_state.json").write_text(json.dumps(state))
+    second.train(resume_from_checkpoint=str(checkpoint))
 
 
 def test_masks_of_an_evaluation_are_always_the_same(tmp_path: Path) -> None:

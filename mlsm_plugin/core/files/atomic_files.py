@@ -249,6 +249,28 @@ def _move(folder: Path, path: Path) -> None:
         os.close(descriptor)
 
 
+SAMPLED_CHUNKS = 16  # of a large file
+CHUNK_BYTES = 1 << 16
+
+
+def sampled_sha256(path: PathLike) -> str:
+    """SHA-256 (hex) of the size and the content of a file; of one above 1 MiB, of 16 parts of 64 KiB.
+
+    It tells another file, and not each change of a large one.
+    """
+    size = os.path.getsize(path)
+    digest = hashlib.sha256(str(size).encode())
+    last = max(0, size - CHUNK_BYTES)
+    with open(path, "rb") as file:
+        if size <= SAMPLED_CHUNKS * CHUNK_BYTES:
+            digest.update(file.read())
+            return digest.hexdigest()
+        for number in range(SAMPLED_CHUNKS):
+            file.seek(last * number // (SAMPLED_CHUNKS - 1))
+            digest.update(file.read(CHUNK_BYTES))
+    return digest.hexdigest()
+
+
 def sha256_of_files(*paths: PathLike) -> str:
     """SHA-256 (hex) of the concatenated contents of ``paths``."""
     digest = hashlib.sha256()

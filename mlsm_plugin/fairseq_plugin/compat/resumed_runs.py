@@ -5,6 +5,7 @@ not improved.
 """
 
 import functools
+import hashlib
 import logging
 import math
 import sys
@@ -20,7 +21,7 @@ from fairseq.file_io import PathManager
 from fairseq.tasks import FairseqTask
 from fairseq.trainer import Trainer
 
-from mlsm_plugin.core.files.atomic_files import link_file
+from mlsm_plugin.core.files.atomic_files import link_file, sampled_sha256
 from mlsm_plugin.core.files.output_lock import hold_lock
 from mlsm_plugin.core.text.vocabulary_record import check_vocabulary_record, vocabulary_record
 from mlsm_plugin.fairseq_plugin.compat.checkpoint_contents import CheckpointState, read_contents
@@ -30,10 +31,13 @@ from mlsm_plugin.fairseq_plugin.compat.version_shims import open_config
 logger = logging.getLogger(__name__)
 
 LAST = "checkpoint_last.pt"  # fairseq's default of --restore-file
-PATIENCE_STATE = "patience"  # key in the extra_state of a checkpoint
+# keys in the extra_state of a checkpoint
+PATIENCE_STATE = "patience"
+TRAIN_SPLIT = "train_split"
 ANOTHER_FOLDER = "make the data with the files beside the checkpoint, or pass another --save-dir to start anew"
 # options that decide which samples are in a batch, by the group of their configuration
 BATCHES = {
+    "common": ("seed",),
     "dataset": ("batch_size", "max_tokens", "required_batch_size_multiple"),
     "task": ("tokens_per_sample", "sample_break_mode"),
 }
@@ -46,7 +50,7 @@ def apply() -> None:
         return
     checkpoint_utils.torch_persistent_save = _saving_whole(checkpoint_utils.torch_persistent_save)
     PathManager.copy = staticmethod(_linking(PathManager.copy))
-    Trainer.save_checkpoint = _with_patience(Trainer.save_checkpoint)
+    Trainer.save_checkpoint = _with_train_split(_with_patience(Trainer.save_checkpoint))
     checkpoint_utils.load_checkpoint = _resuming(checkpoint_utils.load_checkpoint)
 
 
@@ -144,6 +148,37 @@ def _with_patience(original: Callable[..., str | None]) -> Callable[..., str | N
     return save_checkpoint
 
 
+SaveCheckpoint = Callable[[Trainer, str, dict[str, object]], object]
+
+
+def _with_train_split(original: SaveCheckpoint) -> SaveCheckpoint:
+    """Save which text is trained on, since the place in it is saved, too."""
+
+    @functools.wraps(original)
+    def save_checkpoint(self: Trainer, filename: str, extra_state: dict[str, object]) -> object:
+        return original(self, filename, {**extra_state, TRAIN_SPLIT: split_fingerprint(self.cfg)})
+
+    return save_checkpoint
+
+
+def split_fingerprint(cfg: FairseqConfig) -> str | None:
+    """SHA-256 of the files of the split that a configuration trains on, in all of its folders; None: it has none."""
+    data = getattr(cfg.task, "data", None)
+    subset = getattr(cfg.dataset, "train_subset", None)
+    if not isinstance(data, str) or not subset:
+        return None
+    folders = [Path(folder) for folder in utils.split_paths(data)]
+    patterns = (f"{subset}*.bin", f"{subset}*.idx")
+    files = [file for folder in folders for pattern in patterns for file in sorted(folder.glob(pattern))]
+    hashes = [_file_fingerprint(file, file.stat().st_mtime_ns) for file in files]
+    return hashlib.sha256("".join(hashes).encode()).hexdigest() if hashes else None
+
+
+@functools.cache
+def _file_fingerprint(file: Path, _time: int) -> str:
+    return sampled_sha256(file)
+
+
 LoadCheckpoint = Callable[..., tuple[CheckpointState | None, EpochBatchIterator]]
 
 
@@ -207,7 +242,8 @@ def check_same_batches(contents: CheckpointState, cfg: FairseqConfig) -> None:
 
     fairseq saves the number of batches, not the place in the text. ``contents`` are those of the checkpoint.
     """
-    place = ((contents.get("extra_state") or {}).get("train_iterator") or {}).get("iterations_in_epoch", 0)
+    extra_state = contents.get("extra_state") or {}
+    place = (extra_state.get("train_iterator") or {}).get("iterations_in_epoch", 0)
     saved = contents.get("cfg") or {}
     for group, names in BATCHES.items():
         before = saved.get(group) or {}
@@ -220,6 +256,12 @@ def check_same_batches(contents: CheckpointState, cfg: FairseqConfig) -> None:
                     f"place in the text is not known; pass {flag} {before[name]}, or --reset-dataloader to begin with "
                     "the first epoch"
                 )
+    trained = extra_state.get(TRAIN_SPLIT)
+    if place and trained is not None and trained != split_fingerprint(cfg):
+        raise ValueError(
+            f"the text of {cfg.task.data} is not that of the run, which was stopped within an epoch, so that its place "
+            "in the text is not known; pass the dataset of the run, or --reset-dataloader to begin with the first epoch"
+        )
 
 
 def _data_folder(task: FairseqTask) -> str | None:

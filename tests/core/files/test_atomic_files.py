@@ -20,6 +20,7 @@ from mlsm_plugin.core.files.atomic_files import (
     copy_file,
     read_json,
     remove_leftovers,
+    sampled_sha256,
     sha256_of_files,
     temporary_path,
     write_json,
@@ -325,3 +326,14 @@ def test_json_that_is_there_already_is_not_written_again(tmp_path):
     write_json(tmp_path / "x.json", {"a": 1})
     after = (tmp_path / "x.json").stat()
     assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+
+
+def test_a_sampled_hash_tells_files_of_other_sizes_and_beginnings(tmp_path: Path) -> None:
+    sizes = (0, 10, (1 << 20) + 1)
+    contents = [b"\0" * size for size in sizes]
+    hashes = set()
+    for content in [*contents, *(content[:-1] + b"x" for content in contents[1:]), b"y" + contents[2][1:]]:
+        (tmp_path / "file").write_bytes(content)
+        hashes.add(sampled_sha256(tmp_path / "file"))
+    assert len(hashes) == 6
+    assert sampled_sha256(tmp_path / "file") in hashes

@@ -6,6 +6,7 @@ import os
 import subprocess
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from fairseq import checkpoint_utils
@@ -84,9 +85,9 @@ def test_without_a_whole_checkpoint_the_error_says_what_to_do(tmp_path: Path) ->
 
 @pytest.mark.slow
 def test_a_run_that_was_stopped_within_an_epoch_keeps_its_batches(tiny: TinyData, tmp_path: Path) -> None:
-    def run(updates: int, *flags: object) -> subprocess.CompletedProcess[str]:
+    def run(updates: int, *flags: object, data: Path = tiny.data_bin) -> subprocess.CompletedProcess[str]:
         common = ("--max-update", updates, "--save-interval-updates", 1, "--disable-validation", *flags)
-        command = command_of(tiny.data_bin, tmp_path, "--task", "plain_masked_lm", "--criterion", "masked_lm", *common)
+        command = command_of(data, tmp_path, "--task", "plain_masked_lm", "--criterion", "masked_lm", *common)
         return subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=200)
 
     assert run(3, "--batch-size", 4).returncode == 0
@@ -97,6 +98,14 @@ def test_a_run_that_was_stopped_within_an_epoch_keeps_its_batches(tiny: TinyData
         said = f"--batch-size is {size}, and the run was stopped within an epoch with 4, so that its place in the"
         assert said in stopped.stderr.splitlines()[-1]
         assert "Traceback" not in stopped.stderr
+    stopped = run(5, "--batch-size", 4, "--seed", 2)
+    assert "--seed is 2, and the run was stopped within an epoch with 1" in stopped.stderr.splitlines()[-1]
+    other = tiny.copy(tmp_path / "other")
+    ids = np.memmap(other / "train.bin", np.uint16, mode="r+")
+    ids[:20] = ids[:20][::-1]
+    ids.flush()
+    stopped = run(5, "--batch-size", 4, data=other)
+    assert f"the text of {other} is not that of the run" in stopped.stderr.splitlines()[-1]
     assert (tmp_path / LAST).read_bytes() == before
     assert run(4, "--batch-size", 4).returncode == 0
     assert run(6, "--batch-size", 2, "--reset-dataloader").returncode == 0
