@@ -18,6 +18,7 @@ from mlsm_plugin.core.losses.token_contrastive import Contrast, generator_of, sa
 from mlsm_plugin.core.masking.masked_share import MaskReplacement
 from mlsm_plugin.core.masking.span_corruption import SpanCorruptionCollator, padded
 from mlsm_plugin.core.masking.span_groups import SpanMasking, SpanRules, collate_groups, draw_spans
+from mlsm_plugin.core.masking.token_ids import check_padding
 from mlsm_plugin.core.masking.word_boundaries import SPAN_MASKS, word_boundaries
 from mlsm_plugin.core.text.hf_tokenizer import (
     check_masked_lm_tokenizer,
@@ -62,6 +63,11 @@ class _TextCollator:
         self.special[sorted(special_ids(tokenizer))] = True
         self._unknown = tokenizer.unk_token_id  # None: it knows all text
 
+    def _checked_content(self, name: str, ids: np.ndarray) -> int:
+        """How many ids of a sequence are text; ValueError as of :meth:`_content` and :func:`.check_padding`."""
+        check_padding(ids, self.pad, name)
+        return self._content(name, ids)
+
     def unknown_counts(self, name: str, ids: np.ndarray) -> tuple[int, int]:
         """How many of the ids ``(T,)`` of a text are unknown, and how many are no special tokens."""
         return int(np.count_nonzero(ids == self._unknown)), self._content(name, ids)
@@ -104,7 +110,7 @@ class MaskedLmCollator(_TextCollator):
             -100 elsewhere; ``content`` (B,): how many tokens of each sequence are not special; all int64.
         """
         check_samples(sequences, PretrainingSequence)
-        content = [self._content(f"sequence {one.index}", one.input_ids) for one in sequences]
+        content = [self._checked_content(f"sequence {one.index}", one.input_ids) for one in sequences]
         rngs = [np.random.default_rng([self.masking.seed, one.epoch, one.index]) for one in sequences]
         masked, more = self._masked(sequences, rngs)
         inputs, attended, labels = [], [], []
@@ -281,7 +287,7 @@ class SpanGroupsCollator(_TextCollator):
             (number of groups, most spans of one): 1 for each span of a group, by which the Trainer counts, then -100.
         """
         check_samples(groups, SpanGroup)
-        content = [sum(self._content(f"group {one.index}", ids) for ids in one.sequences) for one in groups]
+        content = [sum(self._checked_content(f"group {one.index}", ids) for ids in one.sequences) for one in groups]
         drawn = [draw_spans(one.sequences, self.masking, epoch=one.epoch, index=one.index) for one in groups]
         batch = collate_groups(drawn, self.masking)
         masked = batch["net_input"]["src_tokens"]
