@@ -19,6 +19,7 @@ from mlsm_plugin.core.losses.token_contrastive import Contrast, generator_of, sa
 from mlsm_plugin.core.masking.masked_share import MaskReplacement
 from mlsm_plugin.core.masking.span_corruption import SpanCorruptionCollator, padded
 from mlsm_plugin.core.masking.span_groups import SpanMasking, SpanRules, collate_groups, draw_spans
+from mlsm_plugin.core.masking.token_ids import check_padding
 from mlsm_plugin.core.masking.word_boundaries import SPAN_MASKS, word_boundaries
 from mlsm_plugin.core.text.hf_tokenizer import (
     check_masked_lm_tokenizer,
@@ -70,6 +71,11 @@ class _TextCollator:
         self.special[sorted(special_ids(tokenizer))] = True
         self._unknown = tokenizer.unk_token_id  # None: it knows all text
 
+    def _checked_content(self, name: str, ids: np.ndarray) -> int:
+        """How many ids of a sequence are text; ValueError as of :meth:`_content` and :func:`.check_padding`."""
+        check_padding(ids, self.pad, name)
+        return self._content(name, ids)
+
     def unknown_counts(self, name: str, ids: np.ndarray) -> tuple[int, int]:
         """How many of the ids ``(T,)`` of a text are unknown, and how many are not special tokens."""
         return int(np.count_nonzero(ids == self._unknown)), self._content(name, ids)
@@ -112,7 +118,7 @@ class MaskedLmCollator(_TextCollator):
             -100 elsewhere; ``content`` (B,): how many tokens of each sequence are not special; all int64.
         """
         check_samples(sequences, PretrainingSequence)
-        content = [self._content(f"sequence {sequence.index}", sequence.input_ids) for sequence in sequences]
+        content = [self._checked_content(f"sequence {sequence.index}", sequence.input_ids) for sequence in sequences]
         seed = self.masking.seed
         rngs = [np.random.default_rng([seed, sequence.epoch, sequence.index]) for sequence in sequences]
         masked, further_entries = self._masked(sequences, rngs)
@@ -312,7 +318,9 @@ class SpanGroupsCollator(_TextCollator):
             (number of groups, most spans of one): 1 for each span of a group, by which the Trainer counts, then -100.
         """
         check_samples(groups, SpanGroup)
-        content = [sum(self._content(f"group {group.index}", ids) for ids in group.sequences) for group in groups]
+        content = [
+            sum(self._checked_content(f"group {group.index}", ids) for ids in group.sequences) for group in groups
+        ]
         groups_with_spans = [
             draw_spans(group.sequences, self.masking, epoch=group.epoch, index=group.index) for group in groups
         ]

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mlsm_plugin.core.files.atomic_files import PathLike
-from mlsm_plugin.core.hidden_states.hf_encoder import load_masked_lm
+from mlsm_plugin.core.hidden_states.hf_encoder import check_encoder, load_masked_lm
 from mlsm_plugin.core.losses.span_contrastive import NO_KEY, check_similarity, span_batch_terms, span_ngrams, stacked
 from mlsm_plugin.core.losses.token_contrastive import check_contrast_weight, contrastive_terms, usable_anchors
 from mlsm_plugin.huggingface.collators import IGNORED
@@ -56,8 +56,9 @@ class PretrainingModel(StockModel):
     def of(cls, model: Any, **options: Any) -> Self:
         """Turn a stock ``AutoModelForMaskedLM`` into a model with this objective, in place; ``options`` of the class.
 
-        ValueError if the head of the model has an unknown form, or an option is out of range.
+        ValueError if the model is a decoder, its head has an unknown form, or an option is out of range.
         """
+        check_encoder(model.config, f"this {type(model).__name__}")
         head_of(model)
         trained = getattr(model, "trains_head", True)
         stock = next(base for base in type(model).__mro__ if not issubclass(base, PretrainingModel))

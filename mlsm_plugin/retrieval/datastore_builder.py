@@ -7,7 +7,14 @@ from typing import IO
 
 import numpy as np
 
-from mlsm_plugin.core.files.atomic_files import PathLike, atomic_open, copy_file, sha256_of_files, write_npy
+from mlsm_plugin.core.files.atomic_files import (
+    PathLike,
+    atomic_open,
+    copy_file,
+    sampled_sha256,
+    sha256_of_files,
+    write_npy,
+)
 from mlsm_plugin.core.files.json_checks import JsonObject
 from mlsm_plugin.core.files.model_files import DICTIONARY_NAME
 from mlsm_plugin.core.files.npy_files import npy_header
@@ -27,6 +34,7 @@ from mlsm_plugin.retrieval.key_index import bytes_per_key
 from mlsm_plugin.retrieval.settings import DatastoreSettings
 
 FORMAT = 1
+HASHES = "sampled_sha256"  # of each file, in meta.json
 TOKENS_FILE = "tokens.npy"
 BLOCKS_FILE = "block_starts.npy"
 TOKEN_DTYPE = np.dtype(np.int32)
@@ -95,7 +103,9 @@ class DatastoreWriter(ShardedStoreWriter):
                 self._write_tokens(file, tokens)
         write_npy(self.directory / BLOCKS_FILE, block_starts.astype(POSITION_DTYPE, copy=False))
         copy_file(dictionary, self.directory / DICTIONARY_NAME)
-        self.folder.seal({**self.folder.plan, "num_keys": sum(counts), "shard_keys": counts})
+        parts = [self._path(shard, part).name for shard in range(len(counts)) for part in self.parts]
+        hashes = {name: sampled_sha256(self.directory / name) for name in (TOKENS_FILE, BLOCKS_FILE, *parts)}
+        self.folder.seal({**self.folder.plan, "num_keys": sum(counts), "shard_keys": counts, HASHES: hashes})
 
     def _write_tokens(self, file: IO[bytes], tokens: Iterable[np.ndarray]) -> None:
         """Write the text as an npy file, piece by piece, so that a build never holds the whole text in memory."""

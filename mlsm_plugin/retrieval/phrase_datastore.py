@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mlsm_plugin.core.files.atomic_files import PathLike, read_json
+from mlsm_plugin.core.files.atomic_files import PathLike, read_json, sampled_sha256
 from mlsm_plugin.core.files.json_checks import check_json, fields, list_of, text, whole
 from mlsm_plugin.core.files.npy_files import map_npy, npy_header
 from mlsm_plugin.core.files.output_lock import in_turn
@@ -26,7 +26,14 @@ from mlsm_plugin.core.files.planned_folder import META_FILE, PLAN_FILE
 from mlsm_plugin.core.files.sharded_store import shard_path
 from mlsm_plugin.core.losses.span_contrastive import similarities
 from mlsm_plugin.fairseq_plugin.coding.fairseq_encoder import FairseqEncoder
-from mlsm_plugin.retrieval.datastore_builder import BLOCKS_FILE, CHUNK_ENTRIES, FORMAT, TOKENS_FILE, DatastoreBuilder
+from mlsm_plugin.retrieval.datastore_builder import (
+    BLOCKS_FILE,
+    CHUNK_ENTRIES,
+    FORMAT,
+    HASHES,
+    TOKENS_FILE,
+    DatastoreBuilder,
+)
 from mlsm_plugin.retrieval.key_index import KeyIndex, training_size
 from mlsm_plugin.retrieval.settings import DatastoreSettings
 
@@ -40,7 +47,7 @@ META_CHECK = fields(
         "similarity": text,
         "shard_keys": list_of(whole()),
     },
-    {"fingerprints": fields({"checkpoint": text})},
+    {"fingerprints": fields({"checkpoint": text}), HASHES: fields()},
 )
 
 
@@ -67,6 +74,7 @@ class PhraseDatastore:
         self.block_starts = _opened(self.directory / BLOCKS_FILE)
         self._first_rows = np.cumsum([0, *self.meta["shard_keys"]])
         self._first_positions = self._read_first_positions()
+        self._check_files()
         self.index = KeyIndex.open(self.directory)
 
     @classmethod
@@ -97,6 +105,17 @@ class PhraseDatastore:
                 chunks = (keys.numpy() for keys in self._chunks(torch.device("cpu")))
                 KeyIndex.write(self.directory, kind, self.meta["similarity"], sample, chunks, len(self))
                 self.index = KeyIndex.open(self.directory)
+
+    def _check_files(self) -> None:
+        """Raise ValueError if a file is not the one that was sealed; older datastores have no hashes."""
+        for name, sealed in self.meta.get(HASHES, {}).items():
+            path = self.directory / Path(name).name
+            if path.is_file() and sampled_sha256(path) != sealed:
+                raise ValueError(f"{path} is damaged or of another datastore; run the same `mlsm npm datastore` again")
+        starts = self.block_starts
+        if len(starts) and (starts[0] != 0 or (np.diff(starts) < 0).any() or starts[-1] > len(self.tokens)):
+            path = self.directory / BLOCKS_FILE
+            raise ValueError(f"{path} does not hold the beginnings of blocks; run the same `mlsm npm datastore` again")
 
     def _read_first_positions(self) -> np.ndarray:
         """The position of each shard's first key; for an empty shard that of the next shard."""

@@ -17,6 +17,8 @@ from mlsm_plugin.huggingface import (
     LatentSemanticModel,
     MaskedLmModel,
     PretrainingSequences,
+    SpanGroups,
+    SpanGroupsCollator,
     TokenContrastiveModel,
     TokenSequences,
 )
@@ -51,6 +53,18 @@ def items(dataset: PretrainingSequences, *indices: int) -> list[Any]:
 @pytest.fixture(scope="module")
 def tokenizer() -> Any:
     return make_tokenizer()
+
+
+@pytest.mark.parametrize("ids", [[PAD, PAD, CLS, 7, 8, SEP], [CLS, 7, PAD, 8, SEP]])
+def test_padding_stands_after_the_text_only(tokenizer: Any, ids: list[int]) -> None:
+    whole = [CLS, 7, 8, SEP, PAD, PAD][: len(ids)]
+    batch = MaskedLmCollator(tokenizer)(items(PretrainingSequences([whole]), 0))
+    assert batch["attention_mask"].tolist() == [[int(number != PAD) for number in whole]]
+    with pytest.raises(ValueError, match=rf"sequence 0 has padding \(the id {PAD}\) before or between other ids"):
+        MaskedLmCollator(tokenizer)(items(PretrainingSequences([ids]), 0))
+    groups = SpanGroups([ids] * 2, 2)
+    with pytest.raises(ValueError, match="group 0 has padding"):
+        SpanGroupsCollator(tokenizer, max_length=8)([groups[0]])
 
 
 @pytest.fixture(scope="module")

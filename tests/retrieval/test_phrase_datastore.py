@@ -100,6 +100,32 @@ def test_damaged_file_is_named(retrieval: Retrieval, tmp_path: Path, name: str, 
         PhraseDatastore(folder)
 
 
+def exchanged(folder: Path, name: str) -> None:
+    """Exchange a file of a datastore for one of the same shape."""
+    array = np.load(folder / name)
+    np.save(folder / name, array[::-1].copy())
+
+
+@pytest.mark.parametrize("name", ["shard-00001.keys.npy", "tokens.npy", "block_starts.npy"])
+def test_a_file_of_another_datastore_is_named(retrieval: Retrieval, tmp_path: Path, name: str) -> None:
+    folder = shutil.copytree(retrieval.store, tmp_path / "store")
+    PhraseDatastore(folder)
+    exchanged(folder, name)
+    with pytest.raises(ValueError, match=rf"^{re.escape(str(folder / name))} is damaged or of another datastore; run"):
+        PhraseDatastore(folder)
+
+
+def test_datastores_without_hashes_are_opened(retrieval: Retrieval, tmp_path: Path) -> None:
+    folder = shutil.copytree(retrieval.store, tmp_path / "store")
+    meta = json.loads((folder / "meta.json").read_text())
+    del meta["sampled_sha256"]
+    (folder / "meta.json").write_text(json.dumps(meta))
+    PhraseDatastore(folder)
+    exchanged(folder, "block_starts.npy")
+    with pytest.raises(ValueError, match=r"block_starts\.npy does not hold the beginnings of blocks"):
+        PhraseDatastore(folder)
+
+
 def test_shard_of_other_keys_than_the_seal_says_is_refused(retrieval: Retrieval, tmp_path: Path) -> None:
     folder = shutil.copytree(retrieval.store, tmp_path / "store")
     keys = np.load(folder / "shard-00001.keys.npy")

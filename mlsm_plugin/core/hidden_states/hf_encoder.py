@@ -2,6 +2,7 @@
 
 import logging
 import os
+import re
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -36,6 +37,7 @@ _OTHERS = ("bert", "deberta", "deberta-v2", "distilbert", "electra", "modernbert
 SUPPORTED = tuple(sorted((*_OTHERS, *POSITIONS_AFTER_PADDING)))
 FEWEST_LAYERS = {"deberta": 1, "deberta-v2": 1, "modernbert": 1}  # where transformers has no model without layers
 LARGEST_PADDING = 1024  # extra rows that an embedding may have after the vocabulary; a popular Italian BERT has 1,000
+OF_LAYER = re.compile(r"\blayers?\.\d+\.")  # names of weights
 FLOAT32_ONLY = ("deberta",)  # the attention of the library overflows where products are in half precision
 PATCHING = threading.Lock()  # transformers 4.56 on patches the layers while it collects hidden states
 
@@ -68,7 +70,9 @@ class LibraryEncoder(TokenVectors):
         self.max_tokens = positions_of(config)
         self.dim = int(config.hidden_size)
         self.device = default_device(device)
-        self._model = load_library_model(folder, _first_layers(config, layer)).float().eval()
+        fewer_layers = layer < self.num_layers
+        first_layers = _first_layers(config, layer)
+        self._model = load_library_model(folder, first_layers, fewer_layers=fewer_layers).float().eval()
         if config.model_type == "modernbert" and layer < self.num_layers:
             self._model.final_norm = nn.Identity()  # follows the last layer only
         self._half = half_of(config, fp16)
@@ -108,7 +112,17 @@ def supported_config(folder: Path, types: Sequence[str] = SUPPORTED) -> "Pretrai
     if config.model_type not in types:
         raise ValueError(f"{folder} is a model of type {config.model_type}; supported types: {', '.join(types)}")
     check_read(config, folder)
+    check_encoder(config, folder)
     return config
+
+
+def check_encoder(config: "PretrainedConfig", name: object) -> None:
+    """Raise ValueError if a model, called ``name``, is a decoder: each token then sees the tokens before it only."""
+    if getattr(config, "is_decoder", False):
+        raise ValueError(
+            f"{name} is a decoder (is_decoder is true in its configuration), and this package needs an encoder; if the "
+            "model was trained as an encoder, set is_decoder to false"
+        )
 
 
 def half_of(config: "PretrainedConfig", half: bool | None) -> bool | None:
@@ -190,6 +204,7 @@ def load_library_model(
     *,
     state: dict[str, Tensor] | None = None,
     new_head: str | None = None,
+    fewer_layers: bool = False,
 ) -> Any:
     """A model of Hugging Face's class ``kind``.
 
@@ -202,6 +217,8 @@ def load_library_model(
         state: weights by name, which then need a ``config``; None: those in the folder.
         new_head: what a log line says of a new head, where the folder has none; empty: there is no line; None: the
             folder must have one.
+        fewer_layers: whether the ``config`` asks for fewer layers than the folder has; else there is a warning of
+            weights of further layers.
 
     Raises:
         ValueError: the weights cannot be read, have other shapes, are not finite, or some of them are missing.
@@ -234,6 +251,14 @@ def load_library_model(
     if missing:
         why = "" if "MaskedLM" not in kind else "; it was saved without a masked-LM head"
         raise ValueError(f"{folder} lacks {len(missing)} weights of its model, such as {missing[0]}{why}")
+    further = sorted(name for name in info["unexpected_keys"] if OF_LAYER.search(name))
+    if further and not fewer_layers:
+        logger.warning(
+            "%s has %d weights of layers that its config.json does not have, such as %s; they are left out",
+            folder,
+            len(further),
+            further[0],
+        )
     check_finite_weights(model.named_parameters(), folder)
     return model
 
@@ -263,6 +288,7 @@ def load_masked_lm(name: PathLike, *, new_head: str | None = None) -> Any:
     folder = hf_folder(name, weights=True)
     model = load_library_model(folder, kind="AutoModelForMaskedLM", new_head=new_head).float()
     check_read(model.config, folder)
+    check_encoder(model.config, folder)
     return model
 
 

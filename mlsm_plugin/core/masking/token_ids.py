@@ -48,6 +48,16 @@ def check_attention(ids: np.ndarray, attention_mask: ArrayLike, name: str) -> No
         )
 
 
+def check_padding(ids: np.ndarray, pad: int, name: str) -> None:
+    """Raise ValueError if padding stands before or between other ids (n,), where it would move or split the text."""
+    text = np.flatnonzero(ids != pad)
+    if len(text) and text[-1] + 1 > len(text):
+        raise ValueError(
+            f"{name} has padding (the id {pad}) before or between other ids, and this package pads at the end only; "
+            "pass ids without padding"
+        )
+
+
 def check_distinct(ids_of_roles: Mapping[str, int | None], *, remedy: str) -> None:
     """Raise ValueError, which ends with the ``remedy``, if two roles have the same id; None: there is no such id."""
     role_of: dict[int, str] = {}

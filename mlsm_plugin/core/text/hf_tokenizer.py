@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import logging
 import os
 import re
 from collections.abc import Sequence
@@ -22,6 +23,8 @@ from mlsm_plugin.core.text.masked_reading import reading_the_rest
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerBase
+
+logger = logging.getLogger(__name__)
 
 SPECIAL_SYMBOLS = 4  # fairseq's <s> <pad> </s> <unk>
 FAIRSEQ_PAD = 1
@@ -259,11 +262,16 @@ def own_special_symbols(folder: Path) -> list[str]:
 def text_backend(tokenizer: "PreTrainedTokenizerBase", *, with_gaps: bool = False) -> "Tokenizer":
     """The ``tokenizers.Tokenizer`` that reads a text, without truncation and padding.
 
+    A text has the same tokens each time: the ``dropout`` of a BPE is switched off in ``tokenizer``, with a warning.
+
     The special tokens of the tokenizer's own list are tokens in a text, as Hugging Face reads them, unless the
     tokenizer has ``split_special_tokens``. Those with a role, and those that stand for missing text, are ordinary text:
     what a text says must neither mask nor end it. ``with_gaps``: those that stand for missing text are tokens, too.
     """
     backend = tokenizer.backend_tokenizer
+    if getattr(backend.model, "dropout", None):
+        logger.warning("the tokenizer drops merges at random (dropout in tokenizer.json); text is read without that")
+        backend.model.dropout = None
     tokens = _read_as_tokens(tokenizer, with_gaps=with_gaps)
     if tokens:
         content = json.loads(backend.to_str())

@@ -10,14 +10,16 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModel, AutoTokenizer
+from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer
 
 from mlsm_plugin import hub
-from mlsm_plugin.core.hidden_states.hf_encoder import SUPPORTED, HuggingFaceEncoder
+from mlsm_plugin.core.hidden_states.hf_encoder import SUPPORTED, HuggingFaceEncoder, LibraryEncoder, load_masked_lm
 from mlsm_plugin.core.sparse_coding.dictionary import AtomDictionary
 from mlsm_plugin.core.text.hf_tokenizer import HuggingFaceTokenizer
 from mlsm_plugin.fairseq_plugin.data.token_blocks import load_dictionary, load_split
+from mlsm_plugin.huggingface import MaskedLmModel
 from tests.conftest import Pipeline, failing_mlsm, fairseq_train, logged, mlsm
+from tests.huggingface.tiny_corpus import tiny_bert
 from tests.tiny_hf_models import TOKENIZER_OF, library_ids, make_model
 
 Capture = pytest.CaptureFixture[str]
@@ -198,6 +200,8 @@ def test_models_that_do_not_work_are_named(
     wider = changed("wider", "config.json", intermediate_size=128)
     assert "cannot be read" in refused(wider)
 
+    assert "is a decoder (is_decoder is true" in refused(changed("decoder", "config.json", is_decoder=True))
+
     partial = changed("partial", "config.json")
     weights = load_file(partial / "model.safetensors")
     kept = {name: value for name, value in weights.items() if "layer.1." not in name}
@@ -215,6 +219,31 @@ def test_models_that_do_not_work_are_named(
     assert "has no readable tokenizer" in failing_mlsm(capsys, "binarize", "--tokenizer", f"hf:{without}", *texts)
     assert not (tmp_path / "data").exists()
     assert "is not a folder of a Hugging Face model" in failing_mlsm(capsys, "binarize", "--tokenizer", "hf:", *texts)
+
+
+@pytest.mark.parametrize("kind", ["bert", "roberta", "modernbert", "deberta-v2"])
+def test_layers_that_are_left_out_are_said(
+    kind: str, english_text: tuple[Path, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = make_model(kind, english_text[0], tmp_path / "model", kind=AutoModelForMaskedLM)
+    LibraryEncoder(folder, layer=2)
+    LibraryEncoder(folder, layer=3)
+    load_masked_lm(folder)
+    assert "weights of layers" not in caplog.text
+    content = json.loads((folder / "config.json").read_text())
+    content["num_hidden_layers"] = 2
+    if "layer_types" in content:
+        content["layer_types"] = content["layer_types"][:2]
+    (folder / "config.json").write_text(json.dumps(content))
+    load_masked_lm(folder)
+    LibraryEncoder(folder, layer=2)
+    assert caplog.text.count("weights of layers that its config.json does not have, such as") == 2
+
+
+def test_a_decoder_is_refused_by_models_too() -> None:
+    model = tiny_bert(is_decoder=True)
+    with pytest.raises(ValueError, match="this BertForMaskedLM is a decoder"):
+        MaskedLmModel.of(model)
 
 
 def test_every_supported_type_is_tested() -> None:

@@ -192,3 +192,18 @@ def test_what_a_tokenizer_adds_to_a_text(kind: str, hf_tokenizers: dict[str, Pat
     assert (bare.before, bare.after) == ([], [])
     assert (bare.begin_id, bare.end_id) == (tokenizer.begin_id, tokenizer.end_id)
     assert bare.surrounded([7]) == [7]
+
+
+def test_a_text_has_the_same_tokens_each_time(
+    hf_tokenizers: dict[str, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = shutil.copytree(hf_tokenizers["byte_level"], tmp_path / "dropout")
+    content = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+    content["model"]["dropout"] = 0.5
+    (folder / "tokenizer.json").write_text(json.dumps(content), encoding="utf-8")
+    text = "the name is bound to the value of an expression"
+    tokenizer = HuggingFaceTokenizer(folder)
+    expected = HuggingFaceTokenizer(hf_tokenizers["byte_level"]).ids_of(text)
+    assert [tokenizer.ids_of(text) for _ in range(5)] == [expected] * 5
+    assert tokenizer.ids_with_masks(f"{text}<mask>", "<mask>") == [*expected, tokenizer.mask_id]
+    assert caplog.text.count("the tokenizer drops merges at random") == 1
