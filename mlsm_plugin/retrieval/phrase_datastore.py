@@ -6,7 +6,8 @@ A datastore is a folder:
 - ``shard-00000.keys.npy``, (n, dim) float16 or float32: hidden states of tokens of a contiguous range of the text;
 - ``shard-00000.positions.npy``, (n,) int64: the positions of these tokens in the text, ascending;
 - ``plan.json``: what is being written, so that an interrupted build resumes and a different one is refused; it is kept;
-- ``meta.json``: the same, and the number of keys; written last, so that a folder without it is not complete;
+- ``meta.json``: the same, the number of keys, and a hash of each file; written last, so that a folder without it is
+  not complete;
 - ``index.faiss`` and ``index.json``, if there is an index (:mod:`~mlsm_plugin.retrieval.key_index`).
 """
 

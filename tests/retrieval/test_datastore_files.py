@@ -46,6 +46,8 @@ def test_a_store_from_nothing_to_complete(tmp_path: Path) -> None:
         write(writer, index, number)
     assert not writer.is_complete
     meta = finish(writer, tmp_path)
+    hashes = meta.pop("sampled_sha256")
+    assert {*hashes} == {path.name for path in (tmp_path / "store").glob("*.npy")}
     assert meta == {**PLAN, "num_keys": 5, "shard_keys": [4, 0, 1]}
     assert writer.is_complete
     np.testing.assert_array_equal(np.load(tmp_path / "store" / "tokens.npy"), np.arange(10, dtype=np.int32))

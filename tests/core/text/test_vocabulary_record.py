@@ -119,7 +119,7 @@ def test_a_tokenizer_is_known_by_what_it_reads(kind: str, hf_tokenizers: dict[st
 
 OTHER_READINGS: dict[str, dict[str, Any]] = {
     "case": {"tokenizer_class": "BertTokenizerFast", "do_lower_case": False},
-    "characters": {"tokenizer_class": "BertTokenizerFast", "do_lower_case": True, "tokenize_chinese_chars": False},
+    "characters": {"tokenizer_class": "BertTokenizerFast", "tokenize_chinese_chars": False},
 }
 
 
@@ -130,7 +130,7 @@ def test_options_and_class_that_change_the_ids_are_another_tokenizer(
     folder = shutil.copytree(hf_tokenizers["word_piece"], tmp_path / FOLDER_NAME)
     config = folder / "tokenizer_config.json"
     content = json.loads(config.read_text(encoding="utf-8"))
-    config.write_text(json.dumps(content | {"tokenizer_class": "BertTokenizerFast", "do_lower_case": True}))
+    config.write_text(json.dumps(content | {"tokenizer_class": "BertTokenizerFast"}))
     before = vocabulary_record(tmp_path)
     probe = "The Man \u4f60\u597dx"
     ids = HuggingFaceTokenizer(folder).ids_of(probe)
