@@ -276,6 +276,6 @@ def sha256_of_files(*paths: PathLike) -> str:
     digest = hashlib.sha256()
     for path in paths:
         with open(path, "rb") as file:
-            while chunk := file.read(1 << 20):
+            while chunk := file.read(CHUNK_BYTES):
                 digest.update(chunk)
     return digest.hexdigest()
