@@ -32,6 +32,8 @@ autodoc_member_order, autodoc_typehints_format, add_module_names, napoleon_use_i
 html_theme, html_static_path, html_css_files, html_copy_source = "furo", ["site.css"], ["site.css"], False
 html_use_index = html_domain_indices = False
 html_extra_path = [os.path.join("..", os.environ["REPORT"])]  # a report of `mlsm inspect`, from the repository
+# where names are that are only imported for type checkers
+IMPORTED_FOR_TYPES = ("transformers.", "mlsm_plugin.fairseq_plugin.compat.model_parts.")
 COLON = "\ue000"  # in the text of a field, where napoleon would take what is before a colon for a type
 warnings = getLogger("conf")
 
@@ -87,8 +89,11 @@ def add_contents(app: Sphinx, page: str, source: list[str]) -> None:
 
 def find_name(app: Sphinx, env: Any, node: Any, text: Any) -> Any:
     """A name that exists and has no place on the site is plain text; one that does not exist stays a warning."""
+    if node.get("refdomain") != "py":
+        return None
     module = node.get("py:module")
-    for start in ("", f"{module}.", f"{module}.{node.get('py:class')}.") if node.get("refdomain") == "py" else ():
+    starts = ("", f"{module}.", f"{module}.{node.get('py:class')}.", *IMPORTED_FOR_TYPES)
+    for start in starts:
         try:
             pkgutil.resolve_name(start + node["reftarget"])
         except (ImportError, AttributeError, ValueError):

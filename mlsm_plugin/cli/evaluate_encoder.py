@@ -10,24 +10,20 @@ from mlsm_plugin.core.hidden_states.settings import ModelRun
 if TYPE_CHECKING:
     from mlsm_plugin.evaluation.encoder_quality import Measure
 
-EPILOG = """\
-nDCG@10     each sentence has to find the passage of the text that it was taken from, by the cosine of their vectors
-            (mean of the last hidden states, or as a folder of sentence-transformers says); 1 is best. The row BM25 is
-            what the words alone find.
-bits/token  cross entropy of masked words, all tokens of a word at once; lower is better
-bits/word   the same for each word, which can be compared between models with other vocabularies
-others      accuracy of a linear probe (--labelled), or Spearman's correlation (--sts)
-
-With several models, each difference from the first has a 95 % interval; one without 0 in it is marked with *.
-
-example:  mlsm evaluate encoder bert-base/ out/model --text held_out.txt --labelled train.tsv test.tsv
-"""
+EPILOG = (
+    "nDCG@10: each sentence has to find the passage of the text that it was taken from, by the cosine of their vectors "
+    "(the mean of the last hidden states, or as a folder of sentence-transformers says); 1 is best, and the row BM25 "
+    "is what the words alone find. bits/token and bits/word: cross entropy of masked words, with all tokens of a word "
+    "masked; lower is better, and bits/word can be compared between vocabularies. Others: accuracy of a linear probe "
+    "(--labelled), or Spearman's correlation (--sts). With several models, each difference from the first has a 95 % "
+    "interval; one without 0 in it is marked with *. Example: mlsm evaluate encoder bert-base out/model --text "
+    "held_out.txt --labelled train.tsv test.tsv"
+)
 
 
 def add_encoder_options(parser: argparse.ArgumentParser) -> None:
     from mlsm_plugin.evaluation.quality_settings import QualitySettings
 
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EPILOG
     models = "folders of Hugging Face or of a fairseq run, checkpoints, or names of the hub (hf:NAME)"
     parser.add_argument("models", nargs="+", metavar="MODEL", help=models)

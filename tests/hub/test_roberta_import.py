@@ -169,7 +169,7 @@ def test_tied_weights_stay_tied(roberta: Path, tiny: TinyData, tmp_path: Path) -
     [
         ({"hidden_act": "relu"}, "has hidden_act relu; only gelu can be imported"),
         ({"position_embedding_type": "relative_key"}, "has position_embedding_type relative_key; only absolute"),
-        ({"is_decoder": True}, "has is_decoder True; only False"),
+        ({"is_decoder": True}, "is a decoder (is_decoder is true"),
         ({"vocab_size": 2000}, "the tokenizer's ids need 600 embeddings, the model has 2000"),
         ({"layer_norm_eps": 0.0}, "--layer-norm-eps must be positive, got 0.0"),
     ],

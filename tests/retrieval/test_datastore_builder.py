@@ -218,7 +218,7 @@ def test_plan_and_seal_have_the_keys_of_the_format_in_order(retrieval: Retrieval
         *("format", "num_tokens", "num_shards", "dim", "similarity", "dtype", "splits", "blocks"),
         *("word_boundaries_only", "stopwords", "shard_tokens", "fp16", "fingerprints"),
     ]
-    assert list(meta) == [*plan, "num_keys", "shard_keys"]
+    assert list(meta) == [*plan, "num_keys", "shard_keys", "sampled_sha256"]
     assert {key: meta[key] for key in plan} == plan
 
 
