@@ -300,11 +300,16 @@ def train(
         return None
     seconds = ledger.seconds.get("training", 0) + time.perf_counter() - begin
     ledger.seconds["training"] = round(seconds, 1)
-    ledger.seen = words_of_run(save_dir / LAST)
+    return ledger, _finished(ledger, output, early)
+
+
+def _finished(ledger: Ledger, output: Path, early: str | None) -> str | None:
+    """Export what the training kept, with the words that it saw; why it ended ``early``, None: it did not."""
+    ledger.seen = words_of_run(output / "model" / LAST)
     if early is None and ledger.seen != ledger.planned:
         early = f"the training is over after {ledger.seen:,} of {ledger.planned:,} words; train in another --output"
     export_kept(output, ledger, finished=early is None)
-    return ledger, early
+    return early
 
 
 def _continued(ledger: Ledger, output: Path, license: str | None) -> Ledger:
