@@ -393,8 +393,9 @@ class _Run:
     def trainer(self, texts: Texts) -> "Trainer":
         """The Trainer; ValueError if model, text and batches do not fit."""
         from transformers import PrinterCallback, Trainer
+        from transformers.integrations import TensorBoardCallback
 
-        from mlsm_plugin.huggingface.trainer_callback import ProgressBars, prepare
+        from mlsm_plugin.huggingface.trainer_callback import ProgressBars, TensorBoardLog, prepare
 
         model, datasets = self._model_and_datasets(texts)
         training = self.training
@@ -414,10 +415,11 @@ class _Run:
         )
         trainer.remove_callback(PrinterCallback)  # prints each log where the Trainer's own bar is off
         trainer.add_callback(ProgressBars())
-        for callback in trainer.callback_handler.callbacks:
-            # TensorBoard's callback would log figures from before the training to the current folder
-            if getattr(callback, "logging_dir", "") is None:
-                callback.logging_dir = str(self.output / LOGS / "training")
+        if trainer.pop_callback(TensorBoardCallback) is not None:
+            board = TensorBoardLog()
+            # without it, figures from before the training would be logged to the current folder
+            board.logging_dir = str(self.output / LOGS / "training")
+            trainer.add_callback(board)
         return trainer
 
     def train(self, trainer: "Trainer") -> dict[str, dict[str, float]]:

@@ -9,6 +9,7 @@ import numpy as np
 from torch import nn
 from torch.utils.data import DataLoader
 from transformers import EvalPrediction, Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.integrations import TensorBoardCallback
 
 from mlsm_plugin.core.files.progress import Progress
 from mlsm_plugin.core.hidden_states.hf_encoder import FLOAT32_ONLY
@@ -166,6 +167,20 @@ class ProgressBars(TrainerCallback):
         if self._training is not None:
             self._training.close()
             self._training = None
+
+
+class TensorBoardLog(TensorBoardCallback):
+    """A log whose file stays open when the training ends, since the last evaluation belongs to it.
+
+    tensorboardX names its files by the second. A second file of the same second would replace the first.
+    """
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
+        """Write what is buffered."""
+        if self.tb_writer is not None:
+            self.tb_writer.flush()
 
 
 def _fix_epoch(dataset: object, epoch: int) -> None:

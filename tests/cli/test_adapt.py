@@ -429,11 +429,11 @@ def test_the_trainer_and_the_autoencoder_log_for_tensorboard(
     start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    # its writers name files by the second in which they begin
     mlsm(*words(start, tmp_path / "out", "--updates", 60, "--evaluate-every", 30, "--report-to", "tensorboard"))
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
     runs = tmp_path / "out" / "checkpoints" / "runs"
     assert {"explained_variance", "dead", "l0"} < set(scalars(runs / "dictionary"))
+    assert len(list((runs / "training").iterdir())) == 1  # a second file of the same second would replace it
     logged = scalars(runs / "training")
     assert set(logged["eval/kl"]) == {0, 30, 60}
     assert {f"eval/{name}" for name in ("kl", "mlm_loss", "masked_share")} < set(logged)
