@@ -5,9 +5,10 @@ import math
 import os
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, replace
+from dataclasses import replace
+from functools import partial
 from itertools import islice, pairwise
 from pathlib import Path
 
@@ -21,21 +22,20 @@ from mlsm_plugin.babylm.settings import MAIN, BabylmSettings
 from mlsm_plugin.core.coding.coder_learning import LearningSettings
 from mlsm_plugin.core.coding.settings import StageSettings
 from mlsm_plugin.core.coding.split_coder import CodingSettings
-from mlsm_plugin.core.files.atomic_files import PathLike, atomic_open, sha256_of_files, write_json
+from mlsm_plugin.core.files.atomic_files import PathLike, atomic_open, sha256_of_files
 from mlsm_plugin.core.files.output_lock import in_turn
 from mlsm_plugin.core.files.planned_folder import PlannedFolder
+from mlsm_plugin.core.files.settings import identity
 from mlsm_plugin.core.files.step_record import Step, StepRecord
 from mlsm_plugin.core.hidden_states.settings import BlockSettings
 from mlsm_plugin.core.hidden_states.sources import source_of
-from mlsm_plugin.core.sparse_coding.coder import load_coder
 from mlsm_plugin.core.text.text_files import check_text_files, progress_bar
 from mlsm_plugin.core.text.words import count_words, word_lines, write_words
-from mlsm_plugin.fairseq_plugin.coding.corpus_coding import encode_split, learn_from_split
 from mlsm_plugin.fairseq_plugin.compat.binarized_files import flat_tokens
 from mlsm_plugin.fairseq_plugin.compat.checkpoint_states import configuration_of, words_of_run
 from mlsm_plugin.fairseq_plugin.compat.resumed_runs import LAST
 from mlsm_plugin.fairseq_plugin.data.token_blocks import load_dictionary, load_split, training_samples
-from mlsm_plugin.fairseq_plugin.pipelines.preprocessing import binarized
+from mlsm_plugin.fairseq_plugin.pipelines.preprocessing import steps_to_codes, steps_to_data
 from mlsm_plugin.fairseq_plugin.pipelines.pretraining import (
     block_flags,
     default_flags,
@@ -279,10 +279,15 @@ def train(
     _begin(output, decides, anew=not has_results)
     with in_turn(output):  # the first of several ranks prepares
         ledger = _continued(ledger, output, settings.license)
-        _prepare(files, output, teacher.parent if teacher else output / "tokenizer", new_tokenizer, workers)
+        record = StepRecord(output / "steps.json")
+        tokenizer_folder = teacher.parent if teacher else output / "tokenizer"
+        for step in _steps(files, output, tokenizer_folder, new_tokenizer, workers):
+            record.run(step)
         write_word_plan(output / WORD_PLAN, ledger.planned, ledger.names)
         if teacher is not None:
-            flags += _codes(data_bin, str(teacher), output / "dictionary", learning, blocks)
+            for step in _steps_to_codes(data_bin, str(teacher), output / "dictionary", learning, blocks):
+                record.run(step)
+            flags += [*FLAGS_WITH_CODES, "--mlm-weight", str(StageSettings().mlm_weight)]
     flags += ["--count-words", str(output / WORD_PLAN), "--max-epoch", str(ledger.epochs), "--disable-validation"]
     max_update = updates_of_epochs(data_bin, cfg, ledger.epochs, ranks)
     begin = time.perf_counter()
@@ -353,7 +358,7 @@ def _decisions(
         "words": ledger.words_allowed,
         "epochs": ledger.epochs,
         "objective": settings.objective,
-        "blocks": asdict(blocks),
+        "blocks": identity(blocks),
         "seed": learning.seed,
         "batch_size": cfg.dataset.batch_size,
         "update_freq": list(cfg.optimization.update_freq),
@@ -361,14 +366,14 @@ def _decisions(
     }
 
 
-def _prepare(files: Sequence[Path], output: Path, tokenizer: Path, new: TokenizerSettings | None, workers: int) -> None:
-    """Make the dataset, whose words are those of the text; the tokenizer is trained as ``new`` says, or exists."""
+def _steps(
+    files: Sequence[Path], output: Path, tokenizer: Path, new: TokenizerSettings | None, workers: int
+) -> Iterator[Step]:
+    """The steps to a dataset whose words are those of the text; the tokenizer is trained as ``new`` says, or exists."""
     folder = output / "text"
     data_bin = output / "data-bin"
-    record = StepRecord(output / "steps.json")
     texts = [folder / file.name for file in files]
     valid = folder / VALID
-    checked = output / "text.checked"
 
     def write_text() -> None:
         folder.mkdir(exist_ok=True)
@@ -377,20 +382,17 @@ def _prepare(files: Sequence[Path], output: Path, tokenizer: Path, new: Tokenize
         with atomic_open(valid, "w") as sample:
             sample.writelines(f"{line}\n" for line in islice(filter(None, word_lines(texts[0])), LINES_OF_VALID))
 
-    def check() -> None:
-        check_words(texts, data_bin)
-        write_json(checked, {"words": "those of the text"})
-
-    record.run(Step("text", write_text, {}, files, [folder]))
+    yield Step("text", write_text, {}, files, [folder])
     splits = {"train": [str(text) for text in texts], "valid": [str(valid)], "test": []}
-    binarized(record, splits, data_bin, tokenizer, new, workers)
-    record.run(Step("check", check, {}, [], [checked]))
+    yield from steps_to_data(splits, data_bin, tokenizer, new, workers)
+    yield Step("check", partial(check_words, texts, data_bin), {}, [], [])
 
 
-def _codes(data_bin: Path, teacher: str, output: Path, learning: LearningSettings, blocks: BlockSettings) -> list[str]:
-    """Learn a dictionary from the last layer of a model, and code with it; returns flags of a training on the codes."""
+def _steps_to_codes(
+    data_bin: Path, teacher: str, dictionary: Path, learning: LearningSettings, blocks: BlockSettings
+) -> Iterator[Step]:
+    """The steps that learn a dictionary from the last layer of a model, and code with it."""
     layer = source_of(teacher).layers_of(teacher)
-    learn_from_split(data_bin, teacher, output, replace(learning, layer=layer), blocks)
     coding = CodingSettings(
         layer,
         blocks,
@@ -399,6 +401,5 @@ def _codes(data_bin: Path, teacher: str, output: Path, learning: LearningSetting
         threads=learning.threads,
         batch_tokens=learning.batch_tokens,
     )
-    for split in ("train", "valid"):
-        encode_split(data_bin, split, auxiliary=teacher, coder=load_coder(output), settings=coding)
-    return [*FLAGS_WITH_CODES, "--mlm-weight", str(StageSettings().mlm_weight)]
+    learning = replace(learning, layer=layer)
+    return steps_to_codes(data_bin, teacher, dictionary, learning, coding, splits=["train", "valid"])

@@ -99,8 +99,9 @@ Work = list[tuple[str, "Callable[[], CodingFigures]"]]
 
 def _splits(args: argparse.Namespace, coding: Coding) -> Work:
     """The name of each split of fairseq's dataset, and the function that codes it."""
-    from mlsm_plugin.fairseq_plugin.coding.corpus_coding import encode_split
+    from mlsm_plugin.fairseq_plugin.coding.corpus_coding import encode_split, opened_once
 
+    open_model = opened_once(args.data, auxiliary=args.auxiliary, coder=coding.coder, settings=coding.settings)
     encode = partial(
         encode_split,
         args.data,
@@ -109,6 +110,7 @@ def _splits(args: argparse.Namespace, coding: Coding) -> Work:
         settings=coding.settings,
         process=coding.process,
         output=args.output,
+        open_model=open_model,
     )
     return [(split, partial(encode, split)) for split in args.splits or ["train", "valid"]]
 

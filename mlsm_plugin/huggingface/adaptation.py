@@ -2,29 +2,31 @@
 
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass, field, replace
-from functools import partial
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from mlsm_plugin.core.coding.coder_learning import LASSO, LearningSettings
 from mlsm_plugin.core.coding.split_coder import CodingSettings
-from mlsm_plugin.core.files.atomic_files import read_json, sha256_of_files, write_json
+from mlsm_plugin.core.files.json_checks import JsonObject
 from mlsm_plugin.core.files.metric_log import MetricLog
 from mlsm_plugin.core.files.model_folders import check_new_model_folder, new_model_folder
 from mlsm_plugin.core.files.npy_files import map_npy
 from mlsm_plugin.core.files.output_lock import only_writer
-from mlsm_plugin.core.files.planned_folder import PlannedFolder
+from mlsm_plugin.core.files.planned_folder import PLAN_FILE
 from mlsm_plugin.core.files.process_rank import ProcessRank, process_rank
-from mlsm_plugin.core.files.settings import option
+from mlsm_plugin.core.files.settings import identity, option, undeciding
+from mlsm_plugin.core.files.step_record import Step, StepRecord
 from mlsm_plugin.core.hidden_states.hf_encoder import (
     FLOAT32_ONLY,
     HuggingFaceEncoder,
+    LibraryEncoder,
     load_masked_lm,
     model_and_tokenizer,
     positions_of,
@@ -50,7 +52,6 @@ from mlsm_plugin.huggingface.pretraining_model import (
     PretrainingModel,
     SpanContrastiveModel,
     TokenContrastiveModel,
-    head_of,
 )
 from mlsm_plugin.huggingface.pretraining_sequences import PretrainingSequences, SpanGroups
 from mlsm_plugin.huggingface.saved_folder import check_saved, save_pretrained
@@ -60,7 +61,7 @@ from mlsm_plugin.huggingface.token_sequences import TokenSequences
 from mlsm_plugin.huggingface.training import TrainingSettings, train
 
 if TYPE_CHECKING:
-    from transformers import PretrainedConfig, PreTrainedModel, Trainer
+    from transformers import PreTrainedTokenizerFast, Trainer
 
 VECTORS = "distill-vectors"
 MODELS: dict[str, type[PretrainingModel]] = {  # of the objectives
@@ -91,8 +92,10 @@ MOST_HELD_OUT = 2000
 COMPARED_LINES = 200  # of the text, whose ids are compared when the model is written
 TEXT_PARTS = ("train", "valid")
 MODEL = "model"  # the folder of the adapted model in the output
-NOT_DECIDING_LEARNING = ("device", "log")  # fields of LearningSettings on which the result does not depend
-LOGS = Path("checkpoints", "runs")  # of TensorBoard
+RECORD = "steps.json"
+DICTIONARY = "dictionary"
+CHECKPOINTS = "checkpoints"
+LOGS = "logs"  # of TensorBoard
 Texts = tuple[TokenSequences, TokenSequences]  # to train on, and to evaluate on
 
 
@@ -110,24 +113,29 @@ class Adaptation(KnownText):
         epochs: passes over the text; None: train for ``training.updates``.
     """
 
-    model: str
-    texts: Sequence[str]
-    output: str
+    model: str = undeciding()  # what these hold decides, and not how they are called
+    texts: Sequence[str] = undeciding()
+    output: str = undeciding()
     objective: str = option("mlsm+mlm", choices=tuple(MODELS), help="what the model is trained for")
     valid_texts: list[str] = option(
         [],
         flag="--valid",
         metavar="FILE",
         help="text to evaluate on (default: the last 2 %% of the sequences are held out, at most 2,000)",
+        decides=False,
     )
     auxiliary: str | None = option(
-        None, metavar="MODEL", help="model whose hidden states are coded (default: MODEL itself, as it is)"
+        None,
+        metavar="MODEL",
+        help="model whose hidden states are coded (default: MODEL itself, as it is)",
+        decides=False,
     )
     teacher: str | None = option(
         None,
         metavar="MODEL",
         help="model with the same vocabulary whose predictions are learned, for distill; for "
         "distill-vectors any encoder of the same width whose sentence vectors are learned",
+        decides=False,
     )
     temperature: float = option(2.0, above=0, help="of the predictions, for distill")
     learning: LearningSettings | None = None
@@ -158,188 +166,181 @@ class Adaptation(KnownText):
         return self.auxiliary or self.model
 
 
-def adapt(settings: Adaptation) -> dict[str, dict[str, float]]:
+def adapt(settings: Adaptation) -> dict[str, JsonObject]:
     """Tokenize, learn and code if the objective needs it, train, and write ``model`` in the output folder.
 
-    Every part resumes after a stop, or is skipped if it is complete. Under torchrun all ranks code and train.
+    Every step resumes after a stop, or is skipped if it is complete. A step with other settings or inputs than before
+    runs again, and those after it; what they had made is renamed. Under torchrun all processes code and train.
 
     Returns:
-        the figures on the held-out text ``before`` and ``after``, in nats.
+        the figures on the held-out text ``before`` and ``after``, in nats; only in the first process.
 
     Raises:
-        ValueError: model, tokenizer, text and settings do not belong together, or the folder was begun with others.
+        ValueError: model, tokenizer, text and settings do not belong together.
         OSError: a file cannot be read or written.
     """
     keep_freed_memory()
-    run = _Run(settings, process_rank(None, None, os.environ))
-    folder = PlannedFolder(run.output, run.plan(), advice="Pass these settings again, or choose another --output")
-    with only_writer(run.output) if run.process.rank == 0 else nullcontext():
-        folder.check()
-        if folder.is_sealed:
-            figures: dict[str, dict[str, float]] = folder.sealed_content()["figures"]
-            return figures
-        arguments = run.training.arguments(run.output / "checkpoints")  # lets the ranks find each other
-        with arguments.main_process_first(desc="preparing the text"):
-            new = folder.recorded_plan is None
-            if new:
-                check_new_model_folder(run.output / MODEL)
-            folder.begin()
-            with _forgetting(folder) if new else nullcontext():
-                texts = run.prepare(overwrite=new)
-        if run.learning is not None:
-            run.code(texts, run.learning)
-        with _forgetting(folder) if new and run.learning is None else nullcontext():
-            trainer = run.trainer(texts)
-        figures = run.train(trainer)
-        if run.process.rank == 0:
-            folder.seal({**folder.plan, "figures": figures})
-    return figures
+    process = process_rank(None, None, os.environ)
+    output = Path(settings.output)
+    record = StepRecord(output / RECORD, process)
+    _check_folder(output, record)
+    chain = _Chain(settings, process, _recorded_processes(record, process))
+    with only_writer(output) if process.rank == 0 else nullcontext():
+        if not record.is_complete(chain.steps()):
+            if record.settings_of("training").get("processes", process.world_size) != process.world_size:
+                raise ValueError(
+                    f"the number of processes is {chain.processes} in {output} and {process.world_size} now; start "
+                    f"{chain.processes} (several: with torchrun --nproc-per-node), or choose another --output"
+                )
+            # the first call lets the processes find each other
+            record.first = chain.training.arguments(output / CHECKPOINTS).main_process_first
+            chain.check()
+            for step in chain.steps():
+                record.run(step)
+            if process.rank == 0:
+                print(f"\n{record.table()}\n")
+    return {"before": record.figures_of("before"), "after": record.figures_of("training")}
 
 
-@contextmanager
-def _forgetting(folder: PlannedFolder) -> Iterator[None]:
-    """Forget the plan of a folder if its text does not fit; otherwise, the corrected command would be rejected."""
-    try:
-        yield
-    except ValueError:
-        folder.forget()
-        raise
+def _check_folder(output: Path, record: StepRecord) -> None:
+    """Raise ValueError if a new adaptation would meet what it cannot continue or must not replace."""
+    if record.path.exists():
+        return
+    if (output / PLAN_FILE).exists():
+        raise ValueError(
+            f"{output} was begun by an earlier version, which recorded its steps in {PLAN_FILE}; choose another "
+            f"--output (if it was finished, its model is {output / MODEL})"
+        )
+    check_new_model_folder(output / MODEL)
 
 
-class _Run:
-    """The parts of an adaptation, and what they share; ValueError now for problems that would appear hours later."""
+def _recorded_processes(record: StepRecord, process: ProcessRank) -> int:
+    """The number of processes that train, which decides batches and updates: of a training that is there, or now."""
+    recorded: int = record.settings_of("training").get("processes", process.world_size)
+    return recorded
 
-    def __init__(self, settings: Adaptation, process: ProcessRank) -> None:
+
+class _Chain:
+    """The steps of an adaptation, and what they share, each opened once."""
+
+    def __init__(self, settings: Adaptation, process: ProcessRank, processes: int) -> None:
         self.settings = settings
         self.process = process
+        self.processes = processes
         self.output = Path(settings.output)
-        self.processes = self._processes()
-        source, config, tokenizer = model_and_tokenizer(settings.model, weights=True)
-        self.training = settings.training
-        if config.model_type in FLOAT32_ONLY:
-            if self.training.bf16 == "on":
-                raise ValueError(f"a model of type {config.model_type} overflows in bfloat16; pass --bf16 off")
-            self.training = replace(self.training, bf16="off")
-        self.tokenizer = load_fast_tokenizer(source)
+        self.source, self.config, self.tokenizer = model_and_tokenizer(settings.model, weights=True)
         self.kind = MODELS[settings.objective]
-        self.collator = self._collator(config)
-        second_model = settings.teacher if settings.objective == "distill" else settings.auxiliary
-        if second_model:
-            self._check_same_vocabulary(second_model, tokenizer)
+        self.training = settings.training
+        if self.config.model_type in FLOAT32_ONLY:
+            if self.training.bf16 == "on":
+                raise ValueError(f"a model of type {self.config.model_type} overflows in bfloat16; pass --bf16 off")
+            self.training = replace(self.training, bf16="off")
         self.device = "cpu" if settings.training.cpu else process.device(torch.cuda.device_count())
         self.learning: LearningSettings | None = None
         if settings.objective in WITH_CODES:
             last = HuggingFaceEncoder.layers_of(settings.coded_model)
             learning = settings.learning or LearningSettings(layer=last, coder="topk")
             self.learning = replace(learning, device=self.device, log=self._log(learning))
-        self.length = settings.max_length or default_max_length(source)
-        limit = min(map(HuggingFaceEncoder.usual_tokens_of, {settings.model, second_model or settings.model}))
+        self.length = settings.max_length or default_max_length(self.source)
+
+    def steps(self) -> list[Step]:
+        """What is made from what, in order."""
+        settings = self.settings
+        output = self.output
+        texts = [Path(text) for text in (*settings.texts, *settings.valid_texts)]
+        tokens = [output / name for name in ("tokens", "valid") if name == "tokens" or settings.valid_texts]
+        reading = {
+            "files": len(settings.texts),
+            "max_length": self.length,
+            "apart": settings.objective == VECTORS,
+            "vocabulary": self.tokenizer.vocabulary_fingerprint,
+            "segmentation": self.tokenizer.segmentation_fingerprint,
+        }
+        steps = [Step("text", self.write_text, reading, texts, tokens)]
+        if settings.objective == VECTORS:
+            vectors = [folder.with_name(f"{folder.name}.vectors.npy") for folder in tokens]
+            teacher = {"teacher": HuggingFaceEncoder.fingerprint_of(str(settings.teacher))}
+            steps.append(Step("vectors", self.write_vectors, teacher, [], vectors))
+        if self.learning is not None:
+            learning = identity(self.learning)
+            learning["auxiliary"] = HuggingFaceEncoder.fingerprint_of(settings.coded_model)
+            stores = [output / f"{name}.codes" for name in TEXT_PARTS]
+            top = {"latent_top": settings.latent_top}
+            steps.append(Step("dictionary", self.learn, learning, [], [output / DICTIONARY]))
+            steps.append(Step("codes", self.code, top, [], stores, by_all=True))
+        training = identity(settings)
+        training["model"] = HuggingFaceEncoder.fingerprint_of(settings.model)
+        training["training"] = identity(self.training)
+        training["processes"] = self.processes
+        if settings.objective == "distill":
+            training["teacher"] = HuggingFaceEncoder.fingerprint_of(str(settings.teacher))
+        results = [output / CHECKPOINTS, output / MODEL]
+        steps.append(Step("before", self.evaluate, training, [], [], by_all=True))
+        steps.append(Step("training", self.train, training, [], results, checked=[output / MODEL], by_all=True))
+        return steps
+
+    def check(self) -> None:
+        """Raise ValueError for problems that would appear hours later."""
+        second_model = self.settings.teacher if self.settings.objective == "distill" else self.settings.auxiliary
+        if second_model:
+            self._check_same_vocabulary(second_model)
+        limit = min(map(HuggingFaceEncoder.usual_tokens_of, {self.settings.model, second_model or self.settings.model}))
         if self.length > limit:
             raise ValueError(f"--max-length {self.length} is more than the {limit} positions of the model")
-        # last, as it takes longest; the training opens them again
-        stock = load_masked_lm(source, new_head="")
-        if self.learning is not None:
-            head_of(stock)
-        else:
-            self._without_codes(stock)
+        _ = self.model
 
-    def _collator(self, config: "PretrainedConfig") -> MaskedLmCollator | SpanGroupsCollator | SentenceCollator:
+    @cached_property
+    def fast_tokenizer(self) -> "PreTrainedTokenizerFast":
+        """The tokenizer as the collators take it, and as it is saved."""
+        tokenizer: PreTrainedTokenizerFast = load_fast_tokenizer(self.source)
+        return tokenizer
+
+    @cached_property
+    def collator(self) -> MaskedLmCollator | SpanGroupsCollator | SentenceCollator:
+        """Makes the batches."""
         masking = self.settings.masking
         if self.settings.objective == "npm":
             rules = SpanRules(mask_prob=masking.mask_prob)
-            return SpanGroupsCollator(self.tokenizer, max_length=positions_of(config), rules=rules, seed=masking.seed)
+            length = positions_of(self.config)
+            return SpanGroupsCollator(self.fast_tokenizer, max_length=length, rules=rules, seed=masking.seed)
         if self.settings.objective == VECTORS:
-            return SentenceCollator(self.tokenizer)
-        return COLLATORS[self.settings.objective](self.tokenizer, masking=masking)
+            return SentenceCollator(self.fast_tokenizer)
+        return COLLATORS[self.settings.objective](self.fast_tokenizer, masking=masking)
 
-    def _check_same_vocabulary(self, second_model: str, tokenizer: HuggingFaceTokenizer) -> None:
-        if HuggingFaceTokenizer(second_model).vocabulary_fingerprint != tokenizer.vocabulary_fingerprint:
-            role = "teacher" if self.settings.objective == "distill" else "auxiliary model"
-            raise ValueError(
-                f"the {role} {second_model} has another vocabulary than {self.settings.model}; their tokens must be "
-                "the same"
-            )
-
-    def _log(self, learning: LearningSettings) -> MetricLog:
-        """The log of the training of an SAE: that of the Trainer, if it is TensorBoard or Weights & Biases."""
-        names = self.settings.training.report_to if learning.coder != LASSO else []
-        board = str(self.output / LOGS / "dictionary") if "tensorboard" in names else None
-        return MetricLog(board, os.environ.get("WANDB_PROJECT", "huggingface") if "wandb" in names else None)
-
-    def _processes(self) -> int:
-        """The number of processes recorded in the plan, which decides batches and updates.
-
-        ValueError if it is another one now, unless the adaptation is complete.
-        """
-        folder = PlannedFolder(self.output, {})
-        now = self.process.world_size
-        recorded: int = (folder.recorded_plan or {}).get("processes", now)
-        if recorded != now and not folder.is_sealed:
-            raise ValueError(
-                f"the number of processes is {recorded} in {self.output} and {now} now; start {recorded} (several: "
-                "with torchrun --nproc-per-node), or choose another --output"
-            )
-        return recorded
-
-    def plan(self) -> dict[str, object]:
-        """Everything that decides the result, as values that JSON can hold."""
+    @cached_property
+    def model(self) -> PretrainingModel:
+        """The model with its objective; new heads depend only on the seed."""
         settings = self.settings
-        plan: dict[str, object] = {
-            "objective": settings.objective,
-            "model": HuggingFaceEncoder.fingerprint_of(settings.model),
-            "texts": sha256_of_files(*settings.texts),
-            "max_length": self.length,
-            "masking": asdict(settings.masking),
-            "training": settings.training.deciding(),
-            "epochs": settings.epochs,
-            "processes": self.processes,
-        }
-        if settings.valid_texts:
-            plan["valid_texts"] = sha256_of_files(*settings.valid_texts)
-        if settings.teacher is not None:
-            plan["teacher"] = HuggingFaceEncoder.fingerprint_of(settings.teacher)
-            plan["temperature"] = settings.temperature
-        if self.learning is not None:
-            learning = asdict(self.learning)
-            plan["learning"] = {name: value for name, value in learning.items() if name not in NOT_DECIDING_LEARNING}
-            plan["auxiliary"] = HuggingFaceEncoder.fingerprint_of(settings.coded_model)
-            plan["latent_top"] = settings.latent_top
-        return plan
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(settings.training.seed)
+            if self.learning is not None:
+                mlm_weight = float(settings.objective == "mlsm+mlm")
+                stock = self.kind.opened(settings.model, mlm_weight=mlm_weight)
+                return self.kind.of(stock, num_atoms=self.learning.atoms, mlm_weight=mlm_weight)
+            stock = self.kind.opened(settings.model)
+            if settings.objective == VECTORS:
+                return self.kind.of(stock, width=HuggingFaceEncoder.width_of(str(settings.teacher)))
+            if settings.teacher is not None:
+                teacher = load_masked_lm(settings.teacher)
+                return self.kind.of(stock, teacher=teacher, temperature=settings.temperature)
+            return self.kind.of(stock)
 
-    def _sequences(self, texts: Sequence[str], name: str, overwrite: bool) -> TokenSequences:
-        settings = self.settings
-        learns_vectors = settings.objective == VECTORS
-        sequences, _ = write_text_sequences(
-            texts,
-            settings.model,
-            self.output / name,
-            max_length=self.length,
-            max_unk_rate=settings.max_unk_rate,
-            apart=learns_vectors,
-            overwrite=overwrite,
+    @cached_property
+    def encoder(self) -> LibraryEncoder:
+        """The model whose hidden states are coded, up to the coded layer."""
+        assert self.learning is not None
+        return LibraryEncoder(
+            self.settings.coded_model, layer=self.learning.layer, device=self.device, fp16=self.learning.fp16
         )
-        if learns_vectors:
-            write_vectors(
-                texts,
-                sequences,
-                settings.model,
-                str(settings.teacher),
-                self.output / f"{name}.vectors.npy",
-                overwrite=overwrite,
-                max_unk_rate=settings.max_unk_rate,
-                device=self.device,
-                fp16=self.training.in_bf16,
-            )
-        return sequences
 
-    def prepare(self, *, overwrite: bool) -> Texts:
-        """Make the sequences and the dictionary; with ``overwrite``, replace those of another plan."""
+    @cached_property
+    def texts(self) -> Texts:
+        """The sequences to train on and to evaluate on; ValueError if they are too few."""
         fewest = 2 if self.settings.objective == "npm" else 1  # npm finds spans in other sequences
-        text = self._sequences(self.settings.texts, "tokens", overwrite)
+        text = self._sequences(self.settings.texts, "tokens")
         if self.settings.valid_texts:
-            warn_of_the_same_text(self.settings.texts, self.settings.valid_texts)
             train = text
-            valid = self._sequences(self.settings.valid_texts, "valid", overwrite)
+            valid = self._sequences(self.settings.valid_texts, "valid")
         else:
             held_out = min(max(fewest, math.ceil(HELD_OUT * len(text))), MOST_HELD_OUT)
             if len(text) < 2 * held_out + 1:
@@ -355,62 +356,30 @@ class _Run:
                 f"the text of {short[0]} is only 1 sequence, and npm finds spans in other sequences; pass more text, "
                 "or a smaller --max-length"
             )
-        if self.learning is not None:
-            learn_from_sequences(
-                train,
-                self.settings.coded_model,
-                output=self.output / "dictionary",
-                settings=self.learning,
-                overwrite=overwrite,
-            )
         return train, valid
 
-    def code(self, texts: Texts, learning: LearningSettings) -> None:
-        """Code both parts of the text; each rank codes its share."""
-        coding = CodingSettings(
-            layer=learning.layer,
-            latent_top=self.settings.latent_top,
-            device=learning.device,
-            fp16=learning.fp16,
-            threads=learning.threads,
-            batch_tokens=learning.batch_tokens,
-        )
-        encode = partial(
-            encode_sequences,
-            model=self.settings.coded_model,
-            coder=load_coder(self.output / "dictionary"),
-            settings=coding,
-            process=self.process,
-        )
-        for name, sequences in zip(TEXT_PARTS, texts, strict=True):
-            output = self.output / f"{name}.codes"
-            encode(sequences, output=output)
-            if self.process.world_size > 1:
-                torch.distributed.barrier()
-                encode(sequences, output=output)  # now all shards exist
-                torch.distributed.barrier()
-
-    def trainer(self, texts: Texts) -> "Trainer":
+    @cached_property
+    def trainer(self) -> "Trainer":
         """The Trainer; ValueError if model, text and batches do not fit."""
         from transformers import PrinterCallback, Trainer
         from transformers.integrations import TensorBoardCallback
 
         from mlsm_plugin.huggingface.trainer_callback import ProgressBars, TensorBoardLog, prepare
 
-        model, datasets = self._model_and_datasets(texts)
+        train_dataset, eval_dataset = self._datasets()
         training = self.training
         epochs = self.settings.epochs
         if epochs is not None:
-            updates = training.updates_of_epochs(epochs, len(datasets[0]), self.process.world_size)
+            updates = training.updates_of_epochs(epochs, len(train_dataset), self.process.world_size)
             training = replace(training, updates=updates)
         trainer = prepare(
             Trainer(
-                model,
-                training.arguments(self.output / "checkpoints"),
+                self.model,
+                training.arguments(self.output / CHECKPOINTS),
                 data_collator=self.collator,
-                train_dataset=datasets[0],
-                eval_dataset=datasets[1],
-                optimizers=(training.optimizer_of(model), None),
+                train_dataset=train_dataset,
+                eval_dataset=eval_dataset,
+                optimizers=(training.optimizer_of(self.model), None),
             )
         )
         trainer.remove_callback(PrinterCallback)  # prints each log where the Trainer's own bar is off
@@ -422,62 +391,125 @@ class _Run:
             trainer.add_callback(board)
         return trainer
 
-    def train(self, trainer: "Trainer") -> dict[str, dict[str, float]]:
-        """Evaluate, train, evaluate again, and write the model; returns the losses before and after."""
-        before = self.output / "before.json"
-        if not before.exists():
-            figures = trainer.evaluate()  # raises ValueError if the loss is not finite
-            if self.process.rank == 0:
-                write_json(before, {name.removeprefix("eval_"): value for name, value in figures.items()})
-        after = train(trainer)
+    def write_text(self) -> None:
+        """Tokenize the text."""
+        if self.settings.valid_texts:
+            warn_of_the_same_text(self.settings.texts, self.settings.valid_texts)
+        _ = self.texts
+
+    def write_vectors(self) -> None:
+        """Write the vectors of the teacher."""
+        for texts, name in ((self.settings.texts, "tokens"), (self.settings.valid_texts, "valid")):
+            if texts:
+                write_vectors(
+                    texts,
+                    self._sequences(texts, name),
+                    self.settings.model,
+                    str(self.settings.teacher),
+                    self.output / f"{name}.vectors.npy",
+                    max_unk_rate=self.settings.max_unk_rate,
+                    device=self.device,
+                    fp16=self.training.in_bf16,
+                )
+
+    def learn(self) -> None:
+        """Learn the dictionary from the text to train on."""
+        assert self.learning is not None
+        learn_from_sequences(
+            self.texts[0],
+            self.settings.coded_model,
+            output=self.output / DICTIONARY,
+            settings=self.learning,
+            encoder=self.encoder,
+        )
+
+    def code(self) -> None:
+        """Code both parts of the text; each process codes its share."""
+        assert self.learning is not None
+        coding = CodingSettings(
+            layer=self.learning.layer,
+            latent_top=self.settings.latent_top,
+            device=self.learning.device,
+            fp16=self.learning.fp16,
+            threads=self.learning.threads,
+            batch_tokens=self.learning.batch_tokens,
+        )
+        encode = partial(
+            encode_sequences,
+            model=self.settings.coded_model,
+            coder=load_coder(self.output / DICTIONARY),
+            settings=coding,
+            process=self.process,
+            encoder=self.encoder,
+        )
+        for name, sequences in zip(TEXT_PARTS, self.texts, strict=True):
+            output = self.output / f"{name}.codes"
+            encode(sequences, output=output)
+            if self.process.world_size > 1:
+                torch.distributed.barrier()
+                encode(sequences, output=output)  # now all shards exist
+                torch.distributed.barrier()
+
+    def evaluate(self) -> dict[str, float]:
+        """The losses before the training; ValueError if they are not finite."""
+        figures = self.trainer.evaluate()
+        return _losses({name.removeprefix("eval_"): value for name, value in figures.items()})
+
+    def train(self) -> dict[str, float]:
+        """Train, and write the model; returns the losses after the training."""
+        after = train(self.trainer)
         if self.process.rank == 0:
             with new_model_folder(self.output / MODEL, overwrite=True) as folder:
-                model = trainer.accelerator.unwrap_model(trainer.model)
-                save_pretrained(folder, model, self.tokenizer)
+                model = self.trainer.accelerator.unwrap_model(self.trainer.model)
+                save_pretrained(folder, model, self.fast_tokenizer)
                 lines = (line for line in read_text(self.settings.texts) if line)
-                check_saved(folder, model, HuggingFaceTokenizer(self.settings.model), islice(lines, COMPARED_LINES))
-        return {"before": _losses(read_json(before)) if self.process.rank == 0 else {}, "after": _losses(after)}
+                check_saved(folder, model, self.tokenizer, islice(lines, COMPARED_LINES))
+        return _losses(after)
 
-    def _model_and_datasets(self, texts: Texts) -> tuple[Any, list[Any]]:
-        """The model, and the datasets to train and to evaluate on."""
+    def _datasets(self) -> Sequence[PretrainingSequences | SpanGroups | SentenceVectors]:
+        """The datasets to train and to evaluate on."""
         if self.learning is not None:
             stores = [self.output / f"{name}.codes" for name in TEXT_PARTS]
-            coded = [PretrainingSequences(text, store) for text, store in zip(texts, stores, strict=True)]
-            return self._seeded(lambda: self._with_codes(coded[0].num_atoms)), coded
-        model = self._seeded(lambda: self._without_codes(self.kind.opened(self.settings.model)))
+            return [PretrainingSequences(text, store) for text, store in zip(self.texts, stores, strict=True)]
         if self.settings.objective == VECTORS:
-            return model, list(self._with_vectors(texts))
+            return self._with_vectors()
         if self.settings.objective == "npm":
-            return model, [SpanGroups(text) for text in texts]
-        return model, [PretrainingSequences(text) for text in texts]
+            return [SpanGroups(text) for text in self.texts]
+        return [PretrainingSequences(text) for text in self.texts]
 
-    def _seeded(self, make: Callable[[], Any]) -> Any:
-        """The model that ``make`` returns; its new heads depend only on the seed."""
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self.settings.training.seed)
-            return make()
-
-    def _with_codes(self, num_atoms: int) -> Any:
-        """The model of an objective with codes."""
-        mlm_weight = float(self.settings.objective == "mlsm+mlm")
-        stock = self.kind.opened(self.settings.model, mlm_weight=mlm_weight)
-        return self.kind.of(stock, num_atoms=num_atoms, mlm_weight=mlm_weight)
-
-    def _with_vectors(self, texts: Texts) -> list[SentenceVectors]:
+    def _with_vectors(self) -> list[SentenceVectors]:
         """Both parts of the text with the teacher's vectors; held-out sequences are at the end of the text."""
+        train, valid = self.texts
         first = map_npy(self.output / "tokens.vectors.npy", ndim=2)
-        number = len(texts[0])
-        second = map_npy(self.output / "valid.vectors.npy", ndim=2) if self.settings.valid_texts else first[number:]
-        return [SentenceVectors(texts[0], first[:number]), SentenceVectors(texts[1], second)]
+        second = first[len(train) :]
+        if self.settings.valid_texts:
+            second = map_npy(self.output / "valid.vectors.npy", ndim=2)
+        return [SentenceVectors(train, first[: len(train)]), SentenceVectors(valid, second)]
 
-    def _without_codes(self, stock: "PreTrainedModel") -> Any:
-        """A stock model with an objective without codes."""
-        if self.settings.objective == VECTORS:
-            return self.kind.of(stock, width=HuggingFaceEncoder.width_of(str(self.settings.teacher)))
-        if self.settings.teacher is not None:
-            teacher = load_masked_lm(self.settings.teacher)
-            return self.kind.of(stock, teacher=teacher, temperature=self.settings.temperature)
-        return self.kind.of(stock)
+    def _sequences(self, texts: Sequence[str], name: str) -> TokenSequences:
+        sequences, _ = write_text_sequences(
+            texts,
+            self.tokenizer,
+            self.output / name,
+            max_length=self.length,
+            max_unk_rate=self.settings.max_unk_rate,
+            apart=self.settings.objective == VECTORS,
+        )
+        return sequences
+
+    def _check_same_vocabulary(self, second_model: str) -> None:
+        if HuggingFaceTokenizer(second_model).vocabulary_fingerprint != self.tokenizer.vocabulary_fingerprint:
+            role = "teacher" if self.settings.objective == "distill" else "auxiliary model"
+            raise ValueError(
+                f"the {role} {second_model} has another vocabulary than {self.settings.model}; their tokens must be "
+                "the same"
+            )
+
+    def _log(self, learning: LearningSettings) -> MetricLog:
+        """The log of the training of an SAE: that of the Trainer, if it is TensorBoard or Weights & Biases."""
+        names = self.settings.training.report_to if learning.coder != LASSO else []
+        board = str(self.output / LOGS / "dictionary") if "tensorboard" in names else None
+        return MetricLog(board, os.environ.get("WANDB_PROJECT", "huggingface") if "wandb" in names else None)
 
 
 def _losses(figures: dict[str, float]) -> dict[str, float]:

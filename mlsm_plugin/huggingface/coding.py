@@ -36,6 +36,7 @@ def encode_sequences(
     output: PathLike,
     settings: CodingSettings,
     tokenizer: PathLike | None = None,
+    encoder: LibraryEncoder | None = None,
     process: ProcessRank = SINGLE_PROCESS,
 ) -> CodingFigures:
     """Write this process's shards of a code store, a row for each token of the sequences; resumes a stopped run.
@@ -52,12 +53,14 @@ def encode_sequences(
         output: folder of the store.
         settings: layer, coverage and the like; its ``blocks`` are ignored, since each sequence is a block.
         tokenizer: folder or hub name of the tokenizer, if it is not beside the model.
+        encoder: the model with its tokenizer, if it is open already, with the layer, device and precision of
+            ``settings``.
         process: rank of this process, which decides its part of the shards.
     """
     name = HF_PREFIX + os.fspath(model).removeprefix(HF_PREFIX)  # of the source of hidden states
     fingerprint = fitting_fingerprint(name, coder, settings.layer)
     sequences = TokenSequences.of(input_ids)
-    blocks, open_encoder = _blocks_and_encoder(sequences, model, tokenizer, settings)
+    blocks, open_encoder = _blocks_and_encoder(sequences, model, tokenizer, settings, encoder)
     return encode_blocks(
         "sequences",
         blocks,
@@ -73,9 +76,16 @@ def encode_sequences(
 
 
 def _blocks_and_encoder(
-    sequences: TokenSequences, model: PathLike, tokenizer: PathLike | None, settings: CodingSettings | LearningSettings
+    sequences: TokenSequences,
+    model: PathLike,
+    tokenizer: PathLike | None,
+    settings: CodingSettings | LearningSettings,
+    encoder: LibraryEncoder | None,
 ) -> tuple[TokenBlocks, Callable[[], LibraryEncoder]]:
-    """The text, and a function that opens the model."""
+    """The text, and a function that opens the model unless it is open."""
+    if encoder is not None:
+        blocks, _ = blocks_for_model(sequences, model, encoder.tokenizer)
+        return blocks, lambda: encoder
     blocks, opened_tokenizer = blocks_for_model(sequences, model, tokenizer)
     return blocks, lambda: LibraryEncoder(
         model, layer=settings.layer, tokenizer=opened_tokenizer, device=settings.device, fp16=settings.fp16
@@ -89,6 +99,7 @@ def learn_from_sequences(
     output: PathLike,
     settings: LearningSettings,
     tokenizer: PathLike | None = None,
+    encoder: LibraryEncoder | None = None,
     overwrite: bool = False,
 ) -> SparseCoder:
     """Learn a dictionary or a sparse autoencoder, as ``mlsm dictionary`` does, and save it.
@@ -99,7 +110,7 @@ def learn_from_sequences(
     :func:`~mlsm_plugin.core.coding.coder_learning.learn_into`.
     """
     sequences = TokenSequences.of(input_ids)
-    blocks, open_encoder = _blocks_and_encoder(sequences, model, tokenizer, settings)
+    blocks, open_encoder = _blocks_and_encoder(sequences, model, tokenizer, settings, encoder)
     learn_into(
         Path(output),
         settings,
@@ -154,7 +165,7 @@ class SequenceBlocks(TokenBlocks):
 
 
 def blocks_for_model(
-    sequences: TokenSequences, model: PathLike, tokenizer: PathLike | None = None
+    sequences: TokenSequences, model: PathLike, tokenizer: HuggingFaceTokenizer | PathLike | None = None
 ) -> tuple[SequenceBlocks, HuggingFaceTokenizer]:
     """The sequences as blocks for a model, and the tokenizer, which decides what is special; reads no weights.
 

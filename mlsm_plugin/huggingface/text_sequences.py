@@ -1,6 +1,5 @@
 """Raw text to token sequences of a Hugging Face tokenizer; needs no fairseq."""
 
-import hashlib
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice, pairwise
@@ -50,7 +49,7 @@ def default_max_length(tokenizer: PathLike) -> int:
 
 def write_text_sequences(
     texts: Sequence[PathLike],
-    tokenizer: PathLike,
+    tokenizer: HuggingFaceTokenizer | PathLike,
     output: PathLike,
     *,
     max_length: int | None = None,
@@ -62,7 +61,7 @@ def write_text_sequences(
 
     Args:
         texts: files with a sentence a line and blank lines between documents, plain or compressed.
-        tokenizer: folder or hub name, with or without ``hf:``.
+        tokenizer: an open one, or a folder or hub name, with or without ``hf:``.
         output: folder for the sequences.
         max_length: longest sequence, special tokens included; None: :func:`default_max_length`.
         max_unk_rate: largest share of the tokens and characters that may be unknown; above it, nothing is written.
@@ -79,10 +78,10 @@ def write_text_sequences(
         OSError: a text cannot be read, or the folder cannot be written.
     """
     size = check_text_files(texts)
-    length = default_max_length(tokenizer) if max_length is None else max_length
+    reader = tokenizer if isinstance(tokenizer, HuggingFaceTokenizer) else HuggingFaceTokenizer(tokenizer)
+    length = default_max_length(reader.folder) if max_length is None else max_length
     check_max_length(length)
     KnownText(max_unk_rate=max_unk_rate)  # raises if it is no share
-    reader = HuggingFaceTokenizer(tokenizer)
     room = length - len(reader.surrounded([]))
     plan = _plan(reader, texts, max_length=length, apart=apart)
     advice = "Pass --overwrite to replace it, or choose another --output"
@@ -126,7 +125,7 @@ def _plan(
     """The values that decide the sequences of :func:`write_text_sequences`, as JSON."""
     plan: dict[str, object] = {
         "tokenizer": tokenizer.vocabulary_fingerprint,
-        "segmentation": hashlib.sha256(tokenizer.backend.to_str().encode()).hexdigest(),
+        "segmentation": tokenizer.segmentation_fingerprint,
         "texts": sha256_of_files(*texts),
         "max_length": max_length,
     }

@@ -5,7 +5,7 @@ import math
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from transformers import Trainer, TrainingArguments
 
 SECONDS_TO_WAIT = 7 * 24 * 3600  # for the other ranks, which may code for days
-# fields on which the result does not depend, up to rounding
-NOT_DECIDING_TRAINING = ("workers", "cpu", "compile", "report_to")
 
 
 @dataclass(frozen=True)
@@ -49,12 +47,14 @@ class TrainingSettings:
         choices=("auto", "on", "off"),
         help="bfloat16, and codes in half precision; auto: if the machine is fast in bfloat16",
     )
-    compile: str = option("off", choices=("on", "off"), help="compile the model, which takes a minute")
+    compile: str = option("off", choices=("on", "off"), help="compile the model, which takes a minute", decides=False)
     evaluate_every: int = option(500, least=1, help="updates between evaluations and checkpoints")
     seed: int = seed("of everything")
-    workers: int = option(0, least=0, help="processes that make batches")
-    cpu: bool = option(False, help="do not use a GPU")
-    report_to: list[str] = option([], metavar="NAME", help="log to tensorboard, wandb, trackio, ... (default: nowhere)")
+    workers: int = option(0, least=0, help="processes that make batches", decides=False)
+    cpu: bool = option(False, help="do not use a GPU", decides=False)
+    report_to: list[str] = option(
+        [], metavar="NAME", help="log to tensorboard, wandb, trackio, ... (default: nowhere)", decides=False
+    )
 
     def __post_init__(self) -> None:
         check(self)
@@ -76,13 +76,6 @@ class TrainingSettings:
         """The number of updates of ``epochs`` passes over ``number`` samples; the last of a pass may be smaller."""
         batches = math.ceil(number / (self.batch_size * processes))
         return max(1, round(epochs * math.ceil(batches / self.accumulate)))
-
-    def deciding(self) -> dict[str, object]:
-        """The values on which the result depends."""
-        values = {name: value for name, value in asdict(self).items() if name not in NOT_DECIDING_TRAINING}
-        if self.optimizer == "adamw":  # folders of older versions have no choice of optimizers
-            values = {name: value for name, value in values.items() if name not in ("optimizer", "muon_learning_rate")}
-        return values
 
     def arguments(self, checkpoints: PathLike) -> "TrainingArguments":
         """Hugging Face's ``TrainingArguments``; ValueError if this process sees several GPUs, or cannot log."""

@@ -8,6 +8,7 @@ import random
 import shlex
 import shutil
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,10 @@ from safetensors.torch import load_file
 from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer, TrainingArguments
 
 from mlsm_plugin.cli import adapt
+from mlsm_plugin.core.files import atomic_files
+from mlsm_plugin.core.files.step_record import StepRecord
+from mlsm_plugin.core.hidden_states import hf_encoder
+from mlsm_plugin.core.hidden_states.hf_encoder import load_library_model
 from mlsm_plugin.core.text.hf_tokenizer import HuggingFaceTokenizer
 from mlsm_plugin.core.text.masked_reading import masked_lines
 from mlsm_plugin.huggingface import LatentSemanticModel, adaptation
@@ -45,6 +50,11 @@ def start(tmp_path_factory: pytest.TempPathFactory, english_text: tuple[Path, Pa
     return made_once(tmp_path_factory, "adapt", make)
 
 
+def figures_in(output: Path) -> dict[str, dict[str, float]]:
+    record = StepRecord(output / "steps.json")
+    return {"before": record.figures_of("before"), "after": record.figures_of("training")}
+
+
 def words(start: Path, output: Path, *more: object, objective: str = "mlsm+mlm") -> tuple[object, ...]:
     common = ("--text", start / "text.txt", "--output", output, "--objective", objective, "--max-length", LENGTH)
     return ("adapt", start / "model", *common, *(CODES if "mlsm" in objective else ()), *TRAINING, *THREADS, *more)
@@ -55,12 +65,12 @@ def test_a_stock_model_becomes_an_adapted_stock_model(start: Path, tmp_path: Pat
     command = words(start, tmp_path / "out", "--updates", 30, "--evaluate-every", 15, "--learning-rate", 4e-3)
     mlsm(*command)
     printed = capsys.readouterr().out
-    figures = json.loads((tmp_path / "out" / "meta.json").read_text(encoding="utf-8"))["figures"]
+    figures = figures_in(tmp_path / "out")
     for name in ("kl", "mlm_loss"):
         before, after = (figures[when][name] for when in ("before", "after"))
         assert after < before
         assert f"held-out {name}: {before:.4f} before, {after:.4f} after" in printed
-    learning = json.loads((tmp_path / "out" / "plan.json").read_text(encoding="utf-8"))["learning"]
+    learning = StepRecord(tmp_path / "out" / "steps.json").settings_of("dictionary")
     # --batch-size and --learning-rate are those of the training
     assert (learning["atoms"], learning["batch_size"], learning["learning_rate"]) == (20, 256, 3e-3)
     model, info = AutoModelForMaskedLM.from_pretrained(tmp_path / "out" / "model", output_loading_info=True)
@@ -128,7 +138,7 @@ def test_a_folder_with_another_model_is_refused_first(start: Path, tmp_path: Pat
     line = failing_mlsm(capsys, *words(start, tmp_path / "out", objective="mlm"))
     assert f"{there} holds another model already (config.json); choose another --output" in line
     assert {path.name: path.read_bytes() for path in there.iterdir()} == before
-    assert not (tmp_path / "out" / "plan.json").exists()
+    assert not (tmp_path / "out" / "steps.json").exists()
 
 
 @pytest.mark.parametrize("kind", ["roberta", "xlm-roberta", "deberta-v2"])
@@ -185,7 +195,7 @@ def test_several_gpus_need_several_processes(
         patch.setattr(TrainingArguments, "n_gpu", 2)
         line = failing_mlsm(capsys, *words(start, tmp_path / "out", objective="mlm"))
     assert "this process sees 2 GPUs; start one for each with torchrun --nproc-per-node 2, or show it one" in line
-    assert not (tmp_path / "out" / "plan.json").exists()
+    assert not (tmp_path / "out" / "steps.json").exists()
 
 
 def test_a_corrected_command_is_not_refused(start: Path, tmp_path: Path, capsys: Capture) -> None:
@@ -195,7 +205,7 @@ def test_a_corrected_command_is_not_refused(start: Path, tmp_path: Path, capsys:
     empty.write_text("one line", encoding="utf-8")
     failing_mlsm(capsys, *words(start, tmp_path / "out", "--text", empty))
     mlsm(*words(start, tmp_path / "out"))
-    assert (tmp_path / "out" / "meta.json").exists()
+    assert figures_in(tmp_path / "out")["after"]
 
 
 def test_the_last_line_can_be_pasted(start: Path, tmp_path: Path, capsys: Capture) -> None:
@@ -239,17 +249,17 @@ SLOW = pytest.mark.slow
 )
 def test_every_objective_lowers_its_loss(start: Path, tmp_path: Path, objective: str, figure: str) -> None:
     mlsm(*words(start, tmp_path / "out", "--valid", start / "valid.txt", objective=objective))
-    figures = json.loads((tmp_path / "out" / "meta.json").read_text(encoding="utf-8"))["figures"]
+    figures = figures_in(tmp_path / "out")
     assert figures["after"][figure] < figures["before"][figure]
     assert (tmp_path / "out" / "dictionary").exists() == (objective == "mlsm")
 
 
-def test_muon_trains_too_and_the_folder_keeps_it(start: Path, tmp_path: Path, capsys: Capture) -> None:
+def test_muon_trains_too(start: Path, tmp_path: Path) -> None:
     command = words(start, tmp_path / "out", "--valid", start / "valid.txt", objective="mlm")
     mlsm(*command, "--optimizer", "muon")
-    figures = json.loads((tmp_path / "out" / "meta.json").read_text(encoding="utf-8"))["figures"]
+    figures = figures_in(tmp_path / "out")
     assert figures["after"]["mlm_loss"] < figures["before"]["mlm_loss"]
-    assert "training.optimizer is 'muon' there and None now" in failing_mlsm(capsys, *command)
+    assert StepRecord(tmp_path / "out" / "steps.json").settings_of("training")["training"]["optimizer"] == "muon"
 
 
 @pytest.mark.slow
@@ -282,16 +292,75 @@ def test_ranks_of_torchrun_code_and_train_together(start: Path, tmp_path: Path, 
     printed, errors = process.communicate(timeout=400)
     assert process.returncode == 0, errors
     assert printed.count("held-out mlm_loss: ") == printed.count("model: ") == 1
-    one, two = (json.loads((tmp_path / name / "meta.json").read_text())["figures"] for name in ("one", "two"))
+    one, two = (figures_in(tmp_path / name) for name in ("one", "two"))
     # dropout differs; so does the autoencoder, whose training amplifies the rounding of a thread each
     for when in ("before", "after"):
         assert two[when] == pytest.approx(one[when], rel=0.05)
 
 
-def test_another_command_on_the_same_folder_is_refused(start: Path, tmp_path: Path, capsys: Capture) -> None:
-    mlsm(*words(start, tmp_path / "out", objective="mlm"))
-    line = failing_mlsm(capsys, *words(start, tmp_path / "out", "--learning-rate", 1e-4, objective="mlm"))
-    assert "was begun with other settings: training.learning_rate is 0.001 there and 0.0001 now" in line
+def test_another_learning_rate_trains_again_on_the_same_codes(start: Path, tmp_path: Path, capsys: Capture) -> None:
+    output = tmp_path / "out"
+    mlsm(*words(start, output, "--updates", 2))
+    first = (output / "model" / "model.safetensors").read_bytes()
+    codes = {path: path.stat().st_mtime_ns for path in (output / "train.codes").iterdir()}
+    capsys.readouterr()
+    mlsm(*words(start, output, "--updates", 2, "--learning-rate", 1e-4))
+    printed = capsys.readouterr().out
+    assert f"{output / 'model'} was made with other settings or inputs, or was changed; it is now" in printed
+    assert {path: path.stat().st_mtime_ns for path in (output / "train.codes").iterdir()} == codes
+    assert (output / "model.old" / "model.safetensors").read_bytes() == first
+    assert (output / "model" / "model.safetensors").read_bytes() != first
+
+
+def test_what_only_decides_speed_changes_nothing(start: Path, tmp_path: Path, capsys: Capture) -> None:
+    mlsm(*words(start, tmp_path / "out", "--updates", 1))
+    capsys.readouterr()
+    mlsm(*words(start, tmp_path / "out", "--updates", 1, "--threads", 2, "--workers", 1, "--max-unk-rate", 0.5))
+    assert "training:" not in capsys.readouterr().out
+    assert not list((tmp_path / "out").glob("*.old"))
+
+
+def test_a_finished_folder_may_lose_what_made_the_model(start: Path, tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    mlsm(*words(start, output, "--updates", 1))
+    for name in ("checkpoints", "tokens", "train.codes", "valid.codes"):
+        shutil.rmtree(output / name)
+    mlsm(*words(start, output, "--updates", 1))
+    assert not (output / "tokens").exists()
+    (output / "model" / "config.json").unlink()  # the model must be whole
+    mlsm(*words(start, output, "--updates", 1))
+    assert (output / "tokens").exists()
+    assert (output / "model" / "config.json").exists()
+
+
+def test_a_folder_of_an_earlier_version_is_one_line(start: Path, tmp_path: Path, capsys: Capture) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "plan.json").write_text("{}", encoding="utf-8")
+    line = failing_mlsm(capsys, *words(start, tmp_path / "out", objective="mlm"))
+    assert "was begun by an earlier version, which recorded its steps in plan.json; choose another --output" in line
+
+
+def test_models_are_opened_and_read_once(start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loads: Counter[str] = Counter()
+    hashed: Counter[Path] = Counter()
+
+    def load(folder: Path, *args: Any, kind: str = "AutoModel", **options: Any) -> Any:
+        loads[kind] += 1
+        return load_library_model(folder, *args, kind=kind, **options)
+
+    def digest_of(paths: Any) -> str:
+        hashed.update(Path(path) for path in paths)
+        return sha256_of(paths)
+
+    sha256_of = atomic_files._sha256_of
+    monkeypatch.setattr(hf_encoder, "load_library_model", load)
+    monkeypatch.setattr(atomic_files, "_sha256_of", digest_of)
+    monkeypatch.setattr(atomic_files, "STABLE_NS", 0)
+    monkeypatch.setattr(atomic_files, "_digests", {})
+    mlsm(*words(start, tmp_path / "out", "--updates", 1))
+    assert loads == {"AutoModel": 1, "AutoModelForMaskedLM": 1}
+    assert hashed[start / "model" / "model.safetensors"] == 1
+    assert hashed[start / "text.txt"] == 1
 
 
 def test_another_number_of_processes_is_refused(
@@ -299,16 +368,16 @@ def test_another_number_of_processes_is_refused(
 ) -> None:
     command = words(start, tmp_path / "out", "--updates", 1, objective="mlm")
     mlsm(*command)
-    plan, seal = tmp_path / "out" / "plan.json", tmp_path / "out" / "meta.json"
-    assert json.loads(plan.read_text(encoding="utf-8"))["processes"] == 1
+    record = tmp_path / "out" / "steps.json"
+    assert StepRecord(record).settings_of("training")["processes"] == 1
     with monkeypatch.context() as environment:
         for name, value in (("RANK", "0"), ("WORLD_SIZE", "2")):
             environment.setenv(name, value)
         mlsm(*command)  # it is finished
-        sealed = seal.read_bytes()
-        seal.unlink()
+        steps = json.loads(record.read_text(encoding="utf-8"))
+        steps["training"]["done"] = False
+        record.write_text(json.dumps(steps), encoding="utf-8")
         line = failing_mlsm(capsys, *command)
-        seal.write_bytes(sealed)
     assert f"the number of processes is 1 in {tmp_path / 'out'} and 2 now; start 1 (several: with torchrun" in line
 
 
@@ -341,9 +410,9 @@ def test_taco_without_pairs_is_one_line_and_the_corrected_command_runs(
     for more in (("--max-length", 3), ("--batch-size", 1)):
         line = failing_mlsm(capsys, *command, *more)
         assert "only 0 of the anchors of train_dataset have a positive and negatives; an anchor needs" in line
-        assert not (tmp_path / "out" / "before.json").exists()
+        assert not figures_in(tmp_path / "out")["before"]
     mlsm(*command)
-    figures = json.loads((tmp_path / "out" / "meta.json").read_text(encoding="utf-8"))["figures"]
+    figures = figures_in(tmp_path / "out")
     assert figures["after"]["contrastive_loss"] > 0
 
 
@@ -379,7 +448,7 @@ def test_a_student_comes_closer_to_its_teacher(start: Path, tmp_path: Path, caps
     long = ("--updates", 30, "--evaluate-every", 15, "--learning-rate", 4e-3)
     command = words(start, tmp_path / "out", *long, "--teacher", teacher, objective="distill")
     mlsm(*command)
-    figures = json.loads((tmp_path / "out" / "meta.json").read_text(encoding="utf-8"))["figures"]
+    figures = figures_in(tmp_path / "out")
     assert figures["after"]["teacher_kl"] < 0.9 * figures["before"]["teacher_kl"]
     assert "held-out teacher_kl: " in capsys.readouterr().out
     _, info = AutoModelForMaskedLM.from_pretrained(tmp_path / "out" / "model", output_loading_info=True)
@@ -412,7 +481,7 @@ def test_a_student_learns_sentence_vectors(valid: bool, start: Path, tmp_path: P
     long = ("--updates", 30, "--evaluate-every", 15, "--learning-rate", 4e-3, "--teacher", teacher, *texts)
     command = words(start, tmp_path / "out", *long, objective="distill-vectors")
     mlsm(*command)
-    figures = json.loads((tmp_path / "out" / "meta.json").read_text(encoding="utf-8"))["figures"]
+    figures = figures_in(tmp_path / "out")
     assert figures["after"]["vector_loss"] < 0.7 * figures["before"]["vector_loss"]
     printed = capsys.readouterr().out
     assert "held-out vector_loss: " in printed
@@ -431,7 +500,7 @@ def test_the_trainer_and_the_autoencoder_log_for_tensorboard(
     monkeypatch.chdir(tmp_path)
     mlsm(*words(start, tmp_path / "out", "--updates", 60, "--evaluate-every", 30, "--report-to", "tensorboard"))
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
-    runs = tmp_path / "out" / "checkpoints" / "runs"
+    runs = tmp_path / "out" / "logs"
     assert {"explained_variance", "dead", "l0"} < set(scalars(runs / "dictionary"))
     assert len(list((runs / "training").iterdir())) == 1  # a second file of the same second would replace it
     logged = scalars(runs / "training")

@@ -6,7 +6,7 @@ import pickle
 import time
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,7 +20,7 @@ from mlsm_plugin.core.files.json_checks import JsonObject
 from mlsm_plugin.core.files.metric_log import MetricLog
 from mlsm_plugin.core.files.output_lock import only_writer
 from mlsm_plugin.core.files.planned_folder import PlannedFolder, differences
-from mlsm_plugin.core.files.settings import check, option, seed
+from mlsm_plugin.core.files.settings import check, names_that_decide_nothing, option, seed, undeciding
 from mlsm_plugin.core.hidden_states.blocks import TokenBlocks
 from mlsm_plugin.core.hidden_states.devices import has_fast_bf16
 from mlsm_plugin.core.hidden_states.encoder import TokenVectors
@@ -40,8 +40,6 @@ from mlsm_plugin.version import __version__
 HEALTH_TOKENS = 20_000  # on which the health of the dictionary is measured
 CHECKPOINT_FILE = "training.pt"
 SECONDS_BETWEEN_CHECKPOINTS = 60.0
-# parts of a plan that decide only how sums are rounded: the training of an SAE resumes with other ones
-ROUNDING_OPTIONS = ("threads", "batch_tokens")
 LASSO = "lasso"
 CODERS = (LASSO, "topk", "batchtopk")
 # options that only one kind of coder has, and the defaults of each kind
@@ -92,7 +90,7 @@ class LearningSettings(ModelRun):
     )
     learning_rate: float | None = option(None, above=0, help="SAE: largest learning rate of Adam (default: 0.003)")
     seed: int = seed("of the sample and the first atoms")
-    log: MetricLog = field(default_factory=MetricLog)
+    log: MetricLog = undeciding(default_factory=MetricLog)
 
     def __post_init__(self) -> None:
         check(self)
@@ -172,7 +170,8 @@ def learn_into(
         blocks: how the text was cut; None if it consists of blocks.
     """
     plan = learning_plan(settings, auxiliary=auxiliary, split=split, blocks=blocks)
-    deciding = {name: value for name, value in plan.items() if name not in ROUNDING_OPTIONS}
+    undecided = names_that_decide_nothing(LearningSettings)
+    deciding = {name: value for name, value in plan.items() if name not in undecided}
     advice = "Pass --overwrite to replace it, or choose another --output"
     with only_writer(output):
         if not overwrite and PlannedFolder(output, deciding, plan_file=None, advice=advice).is_complete():
@@ -252,8 +251,9 @@ def learn_sae(
 
     The state is saved to ``training.pt`` in ``output`` about once a minute. On one thread, a resumed training ends in
     the same bytes as one that never stopped. ``plan`` is everything that decides the result, as values that JSON can
-    hold; a resumed training may differ in :data:`ROUNDING_OPTIONS`, and with ``overwrite`` another plan starts anew.
-    ValueError if the checkpoint is damaged or was begun with another plan, or the sample has too few different rows.
+    hold; a resumed training may differ in values that only decide rounding. With ``overwrite``, another plan starts
+    anew. ValueError if the checkpoint is damaged or was begun with another plan, or the sample has too few different
+    rows.
     """
     path = output / CHECKPOINT_FILE
     device = stream.encoder.device
@@ -302,7 +302,8 @@ def _checkpoint(path: Path, plan: JsonObject, device: torch.device, *, overwrite
         raise _damaged(path, error) from None
     requested = json.loads(json.dumps(plan))
     if isinstance(recorded, dict):
-        recorded = {name: requested[name] if name in ROUNDING_OPTIONS else recorded.get(name) for name in requested}
+        undecided = names_that_decide_nothing(LearningSettings)
+        recorded = {name: requested[name] if name in undecided else recorded.get(name) for name in requested}
     changes = differences(recorded, requested)
     if changes and not overwrite:
         raise ValueError(

@@ -15,7 +15,7 @@ import shutil
 import time
 import types
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
@@ -251,6 +251,9 @@ def _move(folder: Path, path: Path) -> None:
 
 SAMPLED_CHUNKS = 16  # of a large file
 CHUNK_BYTES = 1 << 16
+STABLE_NS = 2_000_000_000  # a file that changed within this time can change again at the same time of change
+FileStates = tuple[tuple[str, int, int, int], ...]
+_digests: dict[tuple[str, FileStates], str] = {}  # of files that this process has read
 
 
 def sampled_sha256(path: PathLike) -> str:
@@ -272,7 +275,29 @@ def sampled_sha256(path: PathLike) -> str:
 
 
 def sha256_of_files(*paths: PathLike) -> str:
-    """SHA-256 (hex) of the concatenated contents of ``paths``."""
+    """SHA-256 (hex) of the concatenated contents of ``paths``; as for :func:`remembered_digest`."""
+    return remembered_digest("contents", paths, lambda: _sha256_of(paths))
+
+
+def remembered_digest(kind: str, paths: Sequence[PathLike], compute: Callable[[], str]) -> str:
+    """A digest of files, which ``compute`` makes; once in a process, while sizes and times of change stay the same."""
+    states = tuple(_state_of(path) for path in paths)
+    digest = _digests.get((kind, states))
+    if digest is None:
+        digest = compute()
+        newest = max((changed for *_, changed in states), default=0)
+        if time.time_ns() - newest > STABLE_NS:
+            _digests[kind, states] = digest
+    return digest
+
+
+def _state_of(path: PathLike) -> tuple[str, int, int, int]:
+    """What changes when a file does: path, number, size, and time of change."""
+    status = os.stat(path)
+    return os.path.abspath(path), status.st_ino, status.st_size, max(status.st_mtime_ns, status.st_ctime_ns)
+
+
+def _sha256_of(paths: Sequence[PathLike]) -> str:
     digest = hashlib.sha256()
     for path in paths:
         with open(path, "rb") as file:

@@ -6,9 +6,13 @@ import types
 import typing
 from collections.abc import Sequence
 from dataclasses import MISSING, Field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 LARGEST_SEED = 2**63 - 1
+DECIDES = "decides"  # key of the metadata of a field
 
 
 def option(
@@ -21,6 +25,7 @@ def option(
     above: float | None = None,
     least: float | None = None,
     most: float | None = None,
+    decides: bool = True,
 ) -> Any:
     """A field of a dataclass of settings.
 
@@ -31,9 +36,10 @@ def option(
         metavar: what stands for its value in the help.
         choices: the values that are allowed.
         above, least, most: bounds of a number, which is finite; None is always allowed as a value.
+        decides: whether the result depends on the value; False where only speed, memory, rounding or logs do.
     """
     bounds = {"above": above, "least": least, "most": most}
-    metadata = {"help": help, "flag": flag, "metavar": metavar, "choices": tuple(choices), **bounds}
+    metadata = {"help": help, "flag": flag, "metavar": metavar, "choices": tuple(choices), DECIDES: decides, **bounds}
     if isinstance(default, list):
         return dataclasses.field(default_factory=lambda: list(default), metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
@@ -47,6 +53,30 @@ def seed(help: str, *, flag: str | None = None) -> Any:
 def options_of(cls: type) -> dict[str, Field[Any]]:
     """The fields that are options, by their names."""
     return {field.name: field for field in dataclasses.fields(cls) if "help" in field.metadata}
+
+
+def undeciding(default: Any = MISSING, *, default_factory: Any = MISSING) -> Any:
+    """A field that is no option, on whose value the result does not depend, or only through other recorded values."""
+    return dataclasses.field(default=default, default_factory=default_factory, metadata={DECIDES: False})
+
+
+def identity(settings: "DataclassInstance") -> dict[str, object]:
+    """The values of a dataclass that decide a result, by the names of its fields, as JSON can hold them.
+
+    Those of a dataclass within it as well.
+    """
+    undecided = names_that_decide_nothing(type(settings))
+    values = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
+    return {
+        name: identity(value) if dataclasses.is_dataclass(value) and not isinstance(value, type) else value
+        for name, value in values.items()
+        if name not in undecided
+    }
+
+
+def names_that_decide_nothing(cls: type["DataclassInstance"]) -> set[str]:
+    """The names of the fields on which a result does not depend."""
+    return {field.name for field in dataclasses.fields(cls) if not field.metadata.get(DECIDES, True)}
 
 
 def flag_of(field: Field[Any]) -> str:

@@ -5,14 +5,20 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from mlsm_plugin.core.files.atomic_files import read_json, sha256_of_files, write_json
 from mlsm_plugin.core.files.json_checks import JsonObject, check_json, fields, number, text, values
 from mlsm_plugin.core.files.planned_folder import differences
+from mlsm_plugin.core.files.process_rank import SINGLE_PROCESS, ProcessRank
 
-STEPS = values(fields({"signature": fields()}, {"seconds": number, "outputs": values(fields({"sha256": text}))}))
+STEPS = values(
+    fields(
+        {"signature": fields()}, {"seconds": number, "outputs": values(fields({"sha256": text})), "figures": fields()}
+    )
+)
 
 
 @dataclass(frozen=True)
@@ -20,11 +26,12 @@ class Step:
     """One step of a chain."""
 
     name: str  # unique in the chain
-    run: Callable[[], object]  # makes the outputs; it raises where it fails
+    run: Callable[[], object]  # makes the outputs; raises where it fails; a dictionary that it returns is recorded
     settings: JsonObject  # decide the result, as values that JSON can hold; if they change, the step runs again
     inputs: Sequence[Path]  # files whose contents, each for itself, decide the result
     outputs: Sequence[Path]  # files and folders that the step makes; renamed to *.old before it runs on other inputs
-    checked: Sequence[Path] | None = None  # the outputs whose contents must stay; None: all
+    checked: Sequence[Path] | None = None  # the outputs that must stay as they are; None: all
+    by_all: bool = False  # several processes run it together, such as a training; else the first of them alone
 
 
 @dataclass
@@ -35,43 +42,100 @@ class StepRecord:
     last run had the same plan and was complete, and its outputs are what it made. An interrupted step with the same
     plan runs again, and resumes if it can. A step with another plan, or with other outputs, is not refused:
     its outputs are renamed, and it starts from the beginning.
+
+    Only the first of several processes writes the record. ``first`` is a context in which it is before the others.
     """
 
     path: Path
+    process: ProcessRank = SINGLE_PROCESS
+    first: Callable[[], AbstractContextManager[object]] = nullcontext
     rows: list[tuple[str, str, float, int, Path]] = field(default_factory=list)
     _before: str = ""
 
     def run(self, step: Step) -> None:
         """Run the step unless it is current; ValueError if the record is damaged."""
-        steps: JsonObject = check_json(read_json(self.path), STEPS, self.path) if self.path.exists() else {}
-        known = steps.get(step.name, {})
+        with self.first():
+            current = self._begin(step)
+            if not current and not step.by_all:
+                self._carry_out(step)
+        if not current and step.by_all:
+            self._carry_out(step)
+
+    def is_complete(self, steps: Sequence[Step]) -> bool:
+        """Whether all steps were done with these plans, and the last one's outputs are what it made.
+
+        Outputs of the steps before it may have been deleted to save space.
+        """
+        recorded = self._recorded()
+        before = ""
+        for step in steps:
+            known = recorded.get(step.name, {})
+            plan = self._plan(step, before)
+            if not known.get("done") or differences(known["signature"], plan):
+                return False
+            before = _hash_of(step, plan)
+        return _is_whole(steps[-1]) and changed_file(recorded[steps[-1].name].get("outputs", {})) is None
+
+    def settings_of(self, name: str) -> JsonObject:
+        """The settings with which a step was last begun; empty if it was not."""
+        settings = self._recorded().get(name, {}).get("signature", {}).get("settings")
+        return settings if isinstance(settings, dict) else {}
+
+    def figures_of(self, name: str) -> JsonObject:
+        """What a step returned when it was done; empty if it was not, or returned nothing."""
+        figures: JsonObject = self._recorded().get(name, {}).get("figures", {})
+        return figures
+
+    def _recorded(self) -> JsonObject:
+        return check_json(read_json(self.path), STEPS, self.path) if self.path.exists() else {}
+
+    def _plan(self, step: Step, before: str) -> JsonObject:
         inputs = [sha256_of_files(path) for path in step.inputs]
-        plan = json.loads(json.dumps({"settings": step.settings, "inputs": inputs, "after": self._before}))
+        plan: JsonObject = json.loads(json.dumps({"settings": step.settings, "inputs": inputs, "after": before}))
+        return plan
+
+    def _begin(self, step: Step) -> bool:
+        """Whether the step is current; if not, what was made with another plan is renamed, and the plan is recorded."""
+        steps = self._recorded()
+        known = steps.get(step.name, {})
+        plan = self._plan(step, self._before)
         same = "signature" in known and not differences(known["signature"], plan)
-        complete = same and bool(known.get("done")) and all(output.exists() for output in step.outputs)
-        checked = step.outputs if step.checked is None else step.checked
+        complete = same and bool(known.get("done")) and _is_whole(step)
         if complete and (changed := changed_file(known.get("outputs", {}))):
             print(f"{changed} is not what the step {step.name} made; the step runs again", flush=True)
-            same = complete = False
-        self._before = hashlib.sha256(json.dumps([step.name, plan]).encode()).hexdigest()
+            same = False
+            complete = False
+        self._before = _hash_of(step, plan)
         if complete:
-            self.rows.append((step.name, "current", known["seconds"], _size(step.outputs), step.outputs[0]))
-            return
-        if not same:
-            for output in step.outputs:
-                _set_aside(output)
-        # invalidate later steps: they used the old result of this one
-        steps = {name: steps[name] for name, *_ in self.rows}
-        steps[step.name] = {"signature": plan, "done": False}
-        write_json(self.path, steps)
+            self.rows.append(self._row(step, "current", known["seconds"]))
+        elif self.process.rank == 0:
+            if not same:
+                for output in step.outputs:
+                    _set_aside(output)
+            # invalidate later steps: they used the old result of this one
+            steps = {name: steps[name] for name, *_ in self.rows}
+            steps[step.name] = {"signature": plan, "done": False}
+            write_json(self.path, steps)
+        return complete
+
+    def _carry_out(self, step: Step) -> None:
         start = time.perf_counter()
-        print(f"\n{step.name}:", flush=True)
-        step.run()
+        if self.process.rank == 0:
+            print(f"\n{step.name}:", flush=True)
+        result = step.run()
         seconds = time.perf_counter() - start
-        fingerprints = fingerprints_of(checked)
-        steps[step.name] = {"signature": plan, "done": True, "seconds": round(seconds, 1), "outputs": fingerprints}
-        write_json(self.path, steps)
-        self.rows.append((step.name, "done", seconds, _size(step.outputs), step.outputs[0]))
+        if self.process.rank == 0:
+            steps = self._recorded()
+            outputs = fingerprints_of(_checked(step))
+            entry = {**steps[step.name], "done": True, "seconds": round(seconds, 1), "outputs": outputs}
+            if isinstance(result, dict):
+                entry["figures"] = result
+            write_json(self.path, {**steps, step.name: entry})
+        self.rows.append(self._row(step, "done", seconds))
+
+    def _row(self, step: Step, state: str, seconds: float) -> tuple[str, str, float, int, Path]:
+        path = step.outputs[0] if step.outputs else self.path
+        return step.name, state, seconds, _size(step.outputs), path
 
     def table(self) -> str:
         """A table of the steps with state, time, size and path."""
@@ -79,6 +143,19 @@ class StepRecord:
         for name, state, seconds, size, path in self.rows:
             lines.append(f"{name:<12}{state:<9}{seconds:>7.1f} s{size / 1e6:>9.1f} MB  {path}")
         return "\n".join(lines)
+
+
+def _hash_of(step: Step, plan: JsonObject) -> str:
+    """What the next step records of this one and of all before it."""
+    return hashlib.sha256(json.dumps([step.name, plan]).encode()).hexdigest()
+
+
+def _checked(step: Step) -> Sequence[Path]:
+    return step.outputs if step.checked is None else step.checked
+
+
+def _is_whole(step: Step) -> bool:
+    return all(output.exists() for output in _checked(step))
 
 
 def _size(outputs: Sequence[Path]) -> int:
@@ -116,6 +193,9 @@ def changed_file(recorded: Mapping[str, JsonObject]) -> str | None:
 def _set_aside(path: Path) -> None:
     """Rename ``path`` to ``path.old``, or ``path.old2``, ..., so that a changed option does not destroy anything."""
     if not os.path.lexists(path):
+        return
+    if path.is_dir() and not any(path.iterdir()):
+        path.rmdir()
         return
     number = 1
     while os.path.lexists(old := path.with_name(f"{path.name}.old{number if number > 1 else ''}")):

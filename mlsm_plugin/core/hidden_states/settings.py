@@ -28,10 +28,14 @@ class BlockSettings:
 class ModelRun:
     """How a model runs over a text."""
 
-    device: str | None = option(None, help="torch device of the model (default: the GPU if there is one)")
+    device: str | None = option(
+        None, help="torch device of the model (default: the GPU if there is one)", decides=False
+    )
     fp16: bool = option(False, help="run the model in half precision: float16, on a CPU bfloat16")
-    threads: int | None = option(None, least=1, metavar="N", help="number of CPU threads (default: all cores)")
-    batch_tokens: int = option(8192, least=1, help="tokens in one forward pass; limits the memory")
+    threads: int | None = option(
+        None, least=1, metavar="N", help="number of CPU threads (default: all cores)", decides=False
+    )
+    batch_tokens: int = option(8192, least=1, help="tokens in one forward pass; limits the memory", decides=False)
 
     def __post_init__(self) -> None:
         check(self)

@@ -97,6 +97,11 @@ class HuggingFaceTokenizer:
         """See :func:`vocabulary_fingerprint`."""
         return vocabulary_fingerprint(self._tokenizer)
 
+    @cached_property
+    def segmentation_fingerprint(self) -> str:
+        """SHA-256 of everything that decides how a text is cut into tokens."""
+        return hashlib.sha256(self.backend.to_str().encode()).hexdigest()
+
     def surrounded(self, ids: Sequence[int]) -> list[int]:
         """The ids of a text with those that the tokenizer adds."""
         return [*self.before, *ids, *self.after]

@@ -48,6 +48,7 @@ class KnownText:
         most=1,
         metavar="SHARE",
         help="largest share of its tokens or characters, or of the texts of a file, that may be unknown",
+        decides=False,
     )
 
     def __post_init__(self) -> None:

@@ -1,5 +1,7 @@
 """Codes a whole binarized split: blocks become hidden states, then sparse codes, then a code store."""
 
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 from mlsm_plugin.core.coding.block_coding import CodingFigures, encode_blocks
@@ -15,6 +17,16 @@ from mlsm_plugin.core.sparse_coding.coder import SparseCoder
 from mlsm_plugin.fairseq_plugin.coding.block_reader import BlockReader
 from mlsm_plugin.fairseq_plugin.data.token_blocks import split_fingerprint
 
+# gets the name of a split and the function that codes it; calls it, and may show the figures
+Coded = Callable[[str, Callable[[], CodingFigures]], object]
+
+
+def opened_once(
+    data_bin: PathLike, *, auxiliary: PathLike, coder: SparseCoder, settings: CodingSettings
+) -> Callable[[], HiddenStateEncoder]:
+    """A function that opens the auxiliary model where it is first called; arguments of :func:`encode_split`."""
+    return cache(lambda: fitting_encoder(auxiliary, data_bin, coder, settings))
+
 
 def encode_split(
     data_bin: PathLike,
@@ -25,8 +37,11 @@ def encode_split(
     settings: CodingSettings,
     process: ProcessRank = SINGLE_PROCESS,
     output: PathLike | None = None,
+    open_model: Callable[[], HiddenStateEncoder] | None = None,
 ) -> CodingFigures:
     """Write this process's shards of ``OUTPUT/<split>.codes``; ``OUTPUT`` is the dataset by default.
+
+    ``open_model`` is that of :func:`opened_once`, for several splits.
 
     FileNotFoundError if the split or the checkpoint is missing; ValueError if the files do not belong together, or as
     of :func:`~mlsm_plugin.core.coding.block_coding.encode_blocks`, which says more.
@@ -41,7 +56,7 @@ def encode_split(
         split=split_fingerprint(Path(data_bin) / split),
         auxiliary=fingerprint,
         blocks=settings.blocks,
-        open_model=lambda: fitting_encoder(auxiliary, data_bin, coder, settings),
+        open_model=open_model or opened_once(data_bin, auxiliary=auxiliary, coder=coder, settings=settings),
         coder=coder,
         settings=settings,
         process=process,

@@ -21,7 +21,7 @@ from fairseq.tasks import FairseqTask
 from omegaconf import OmegaConf
 from torch import Tensor
 
-from mlsm_plugin.core.files.atomic_files import PathLike, atomic_open
+from mlsm_plugin.core.files.atomic_files import PathLike, atomic_open, remembered_digest
 from mlsm_plugin.core.files.finite_weights import check_finite_weights
 from mlsm_plugin.core.files.hf_files import first_line
 from mlsm_plugin.core.files.model_files import missing_checkpoint
@@ -135,6 +135,10 @@ def model_fingerprint(checkpoint: Path) -> str:
 
     A run that was resumed gives the same. Errors are those of :func:`read_state`.
     """
+    return remembered_digest("model", [checkpoint], lambda: _model_fingerprint(checkpoint))
+
+
+def _model_fingerprint(checkpoint: Path) -> str:
     contents = read_contents(checkpoint)
     check_configuration(contents, checkpoint)
     digest = hashlib.sha256(json.dumps(architecture_options(contents), sort_keys=True, default=str).encode())

@@ -1,26 +1,24 @@
 """From raw text to everything that MLSM training reads, in one folder; steps that are up to date are skipped."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from mlsm_plugin.core.coding.block_coding import CodingFigures
 from mlsm_plugin.core.coding.coder_learning import LearningSettings
 from mlsm_plugin.core.coding.settings import PreprocessSettings
 from mlsm_plugin.core.coding.split_coder import CodingSettings
 from mlsm_plugin.core.files.atomic_files import PathLike
 from mlsm_plugin.core.files.output_lock import only_writer
+from mlsm_plugin.core.files.settings import identity
 from mlsm_plugin.core.files.step_record import Step, StepRecord
 from mlsm_plugin.core.hidden_states.sources import source_of
 from mlsm_plugin.core.sparse_coding.coder import load_coder
-from mlsm_plugin.fairseq_plugin.coding.corpus_coding import encode_split, learn_from_split
+from mlsm_plugin.fairseq_plugin.coding.corpus_coding import Coded, encode_split, learn_from_split, opened_once
 from mlsm_plugin.fairseq_plugin.pipelines.pretraining import KEPT_PERCENTAGES, block_flags, pretrain, separate_words
 from mlsm_plugin.fairseq_plugin.text.binarize import binarize
 from mlsm_plugin.fairseq_plugin.text.sentencepiece_training import TokenizerSettings, train_tokenizer
 from mlsm_plugin.fairseq_plugin.text.text_tokenizer import tokenizer_inputs
-
-NOT_DECIDING_SETTINGS = {"device", "threads", "batch_tokens", "log"}  # the result of a step does not depend on them
 
 
 def preprocess(
@@ -35,7 +33,7 @@ def preprocess(
     keep_at: Sequence[int] = KEPT_PERCENTAGES,
     flags: Sequence[str] = (),
     workers: int = 1,
-    coded: Callable[[str, Callable[[], CodingFigures]], object] = lambda split, encode: encode(),
+    coded: Coded = lambda split, encode: encode(),
 ) -> StepRecord:
     """Train a tokenizer, binarize, train the auxiliary model, learn the dictionary, and code the splits.
 
@@ -53,39 +51,101 @@ def preprocess(
     if has_tokenizer and (new_tokenizer.user_symbols or new_tokenizer.lowercase):
         raise ValueError("--user-symbols and --lowercase need a tokenizer that is trained here, not one that is given")
     output = Path(output)
-    data_bin = output / "data-bin"
-    dictionary = output / "dictionary"
-    auxiliary = settings.auxiliary or str(output / "auxiliary" / "checkpoint_best.pt")
     splits = {split: list(texts.get(split, ())) for split in ("train", "valid", "test")}
-    coded_splits = [split for split, files in splits.items() if files]
-    with only_writer(output):
-        record = StepRecord(output / "steps.json")
+
+    def steps() -> Iterator[Step]:
+        data_bin = output / "data-bin"
         tokenizer: PathLike = output / "tokenizer"
+        auxiliary = settings.auxiliary or str(output / "auxiliary" / "checkpoint_best.pt")
         if settings.tokenizer:
             tokenizer = settings.tokenizer
         elif settings.auxiliary:
             tokenizer = source_of(auxiliary).tokenizer_of(auxiliary) or tokenizer
-        binarized(record, splits, data_bin, tokenizer, None if has_tokenizer else new_tokenizer, workers)
+        yield from steps_to_data(splits, data_bin, tokenizer, None if has_tokenizer else new_tokenizer, workers)
         if not settings.auxiliary:
             training_flags = ["--seed", str(learning.seed), *block_flags(coding.blocks), *separate_words(flags)]
-            record.run(_auxiliary_step(data_bin, Path(auxiliary), settings, list(keep_at), training_flags))
-        layer = source_of(auxiliary).layers_of(auxiliary) if layer is None else layer
-        learning = replace(learning, layer=layer)
-        coding = replace(coding, layer=layer)
-        files = source_of(auxiliary).files_of(auxiliary)
-        learn = partial(learn_from_split, data_bin, auxiliary, dictionary, learning, coding.blocks)
-        deciding = {**_deciding(learning), "blocks": asdict(coding.blocks)}
-        record.run(Step("dictionary", learn, deciding, files, [dictionary]))
+            yield _auxiliary_step(data_bin, Path(auxiliary), settings, list(keep_at), training_flags)
+        coded_splits = [split for split, files in splits.items() if files]
+        coded_layer = source_of(auxiliary).layers_of(auxiliary) if layer is None else layer
+        yield from steps_to_codes(
+            data_bin,
+            auxiliary,
+            output / "dictionary",
+            replace(learning, layer=coded_layer),
+            replace(coding, layer=coded_layer),
+            splits=coded_splits,
+            coded=coded,
+        )
 
-        def encode() -> None:
-            coder = load_coder(dictionary)
-            for split in coded_splits:
-                code = partial(encode_split, data_bin, split, auxiliary=auxiliary, coder=coder, settings=coding)
-                coded(split, code)
-
-        stores = [data_bin / f"{split}.codes" for split in coded_splits]
-        record.run(Step("encode", encode, {**_deciding(coding), "splits": coded_splits}, files, stores))
+    with only_writer(output):
+        record = StepRecord(output / "steps.json")
+        for step in steps():
+            record.run(step)
     return record
+
+
+def steps_to_data(
+    splits: Mapping[str, Sequence[str]],
+    data_bin: Path,
+    tokenizer: PathLike,
+    new_tokenizer: TokenizerSettings | None,
+    workers: int,
+) -> Iterator[Step]:
+    """The steps from text to ``data_bin``; the first trains ``tokenizer`` if it is new.
+
+    ``splits`` are the files of ``train``, ``valid`` and ``test``.
+    """
+    train, valid, test = splits.values()
+    tokenizer = str(tokenizer)
+    inputs = [Path(file) for files in splits.values() for file in files]
+    if new_tokenizer is not None:
+        make = partial(train_tokenizer, train, tokenizer, new_tokenizer)
+        texts = [Path(file) for file in train]
+        yield Step("tokenizer", make, identity(new_tokenizer), texts, [Path(tokenizer)])
+    else:
+        inputs += tokenizer_inputs(tokenizer)
+
+    def write_data() -> None:
+        figures = binarize(tokenizer=tokenizer, train=train, valid=valid, test=test, output=data_bin, workers=workers)
+        print(figures.table())
+
+    yield Step("binarize", write_data, {"tokenizer": tokenizer, **splits}, inputs, [data_bin])
+
+
+def steps_to_codes(
+    data_bin: Path,
+    auxiliary: str,
+    dictionary: Path,
+    learning: LearningSettings,
+    coding: CodingSettings,
+    *,
+    splits: Sequence[str],
+    coded: Coded = lambda split, encode: encode(),
+) -> Iterator[Step]:
+    """The steps that learn a dictionary from the hidden states of a model, and code the splits with it.
+
+    ``coded`` gets the name of a split and the function that codes it.
+    """
+    files = source_of(auxiliary).files_of(auxiliary)
+    learn = partial(learn_from_split, data_bin, auxiliary, dictionary, learning, coding.blocks)
+    deciding = {**identity(learning), "blocks": identity(coding.blocks)}
+    yield Step("dictionary", learn, deciding, files, [dictionary])
+
+    def write_codes() -> None:
+        coder = load_coder(dictionary)
+        encode = partial(
+            encode_split,
+            data_bin,
+            auxiliary=auxiliary,
+            coder=coder,
+            settings=coding,
+            open_model=opened_once(data_bin, auxiliary=auxiliary, coder=coder, settings=coding),
+        )
+        for split in splits:
+            coded(split, partial(encode, split))
+
+    stores = [data_bin / f"{split}.codes" for split in splits]
+    yield Step("encode", write_codes, {**identity(coding), "splits": splits}, files, stores)
 
 
 def _auxiliary_step(
@@ -98,36 +158,3 @@ def _auxiliary_step(
     train = partial(pretrain, data_bin, folder, arch=arch, max_update=max_update, flags=flags, keep_at=keep_at)
     deciding = {"keep_at": keep_at, "arch": arch, "max_update": max_update, "flags": flags}
     return Step("auxiliary", train, deciding, [], [folder], checked=[checkpoint])
-
-
-def binarized(
-    record: StepRecord,
-    splits: Mapping[str, Sequence[str]],
-    data_bin: Path,
-    tokenizer: PathLike,
-    new_tokenizer: TokenizerSettings | None,
-    workers: int,
-) -> None:
-    """Run the steps from text to ``data_bin``; the first trains ``tokenizer`` if it is new.
-
-    ``splits`` are the files of ``train``, ``valid`` and ``test``.
-    """
-    train, valid, test = splits.values()
-    tokenizer = str(tokenizer)
-    if new_tokenizer is not None:
-        make = partial(train_tokenizer, train, tokenizer, new_tokenizer)
-        record.run(Step("tokenizer", make, asdict(new_tokenizer), [Path(file) for file in train], [Path(tokenizer)]))
-
-    def write_data() -> None:
-        figures = binarize(tokenizer=tokenizer, train=train, valid=valid, test=test, output=data_bin, workers=workers)
-        print(figures.table())
-
-    inputs = [Path(file) for files in splits.values() for file in files]
-    if new_tokenizer is None:
-        inputs += tokenizer_inputs(tokenizer)
-    record.run(Step("binarize", write_data, {"tokenizer": tokenizer, **splits}, inputs, [data_bin]))
-
-
-def _deciding(settings: LearningSettings | CodingSettings) -> dict[str, object]:
-    """The settings that decide the result of a step, as values that JSON can hold."""
-    return {name: value for name, value in asdict(settings).items() if name not in NOT_DECIDING_SETTINGS}

@@ -1,13 +1,12 @@
 """MLSM in stages with the codes of the model itself: how each stage is trained, and on which codes."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
-from mlsm_plugin.core.coding.block_coding import CodingFigures
 from mlsm_plugin.core.coding.coder_learning import LASSO, LearningSettings
 from mlsm_plugin.core.coding.settings import ONLINE, STORE, StageSettings
 from mlsm_plugin.core.coding.split_coder import CodingSettings
@@ -16,7 +15,7 @@ from mlsm_plugin.core.hidden_states.devices import default_device, has_fast_bf16
 from mlsm_plugin.core.hidden_states.settings import BlockSettings
 from mlsm_plugin.core.hidden_states.sources import source_of
 from mlsm_plugin.core.sparse_coding.coder import load_coder
-from mlsm_plugin.fairseq_plugin.coding.corpus_coding import encode_split, learn_from_split
+from mlsm_plugin.fairseq_plugin.coding.corpus_coding import Coded, encode_split, learn_from_split, opened_once
 from mlsm_plugin.fairseq_plugin.compat.binarized_files import combined_splits
 from mlsm_plugin.fairseq_plugin.data.token_blocks import folders_of
 from mlsm_plugin.fairseq_plugin.pipelines.pretraining import (
@@ -29,7 +28,6 @@ from mlsm_plugin.fairseq_plugin.pipelines.pretraining import (
 from mlsm_plugin.fairseq_plugin.pipelines.staged_pretraining import Stage, plan_of, run_stages, stages_of
 
 CHOSEN_HERE = ("--task", "--criterion", "--num-atoms", "--best-checkpoint-metric")
-Coded = Callable[[str, Callable[[], CodingFigures]], object]
 
 
 @dataclass(frozen=True)
@@ -113,11 +111,20 @@ class _Run:
             threads=learning.threads,
             batch_tokens=learning.batch_tokens,
         )
-        encode = partial(encode_split, auxiliary=teacher, coder=load_coder(stage.dictionary), settings=coding)
+        coder = load_coder(stage.dictionary)
         train, *validated = coded_splits(folders[0][0], self.flags)
         for number, (data, codes) in enumerate(folders):
+            encode = partial(
+                encode_split,
+                data,
+                auxiliary=teacher,
+                coder=coder,
+                settings=coding,
+                output=codes,
+                open_model=opened_once(data, auxiliary=teacher, coder=coder, settings=coding),
+            )
             for split in [train] if number else [train, *validated]:
-                self.coded(split, partial(encode, data, split, output=codes))
+                self.coded(split, partial(encode, split))
 
 
 def pretrain_in_stages(

@@ -13,12 +13,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mlsm_plugin.core.files import atomic_files
 from mlsm_plugin.core.files.atomic_files import (
     atomic_directory,
     atomic_open,
     check_output_file,
     copy_file,
     read_json,
+    remembered_digest,
     remove_leftovers,
     sampled_sha256,
     sha256_of_files,
@@ -337,3 +339,22 @@ def test_a_sampled_hash_tells_files_of_other_sizes_and_beginnings(tmp_path: Path
         hashes.add(sampled_sha256(tmp_path / "file"))
     assert len(hashes) == 6
     assert sampled_sha256(tmp_path / "file") in hashes
+
+
+def test_a_file_is_read_once_until_it_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "file"
+    read = []
+
+    def digest() -> str:
+        read.append(path.read_text(encoding="utf-8"))
+        return read[-1]
+
+    path.write_text("one", encoding="utf-8")
+    assert [remembered_digest("test", [path], digest) for _ in range(2)] == ["one", "one"]
+    assert read == ["one", "one"]  # it has just changed, and could change again within the same time of change
+    monkeypatch.setattr(atomic_files, "STABLE_NS", 0)
+    assert [remembered_digest("test", [path], digest) for _ in range(2)] == ["one", "one"]
+    assert len(read) == 3
+    path.write_text("two", encoding="utf-8")
+    os.utime(path, ns=(1, 1))  # a time of change that somebody sets does not hide it
+    assert remembered_digest("test", [path], digest) == "two"

@@ -4,11 +4,13 @@ import hashlib
 import os
 import re
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
 from mlsm_plugin.core.files import step_record
 from mlsm_plugin.core.files.atomic_files import read_json, write_json
+from mlsm_plugin.core.files.process_rank import ProcessRank
 from mlsm_plugin.core.files.step_record import Step, StepRecord, changed_file, fingerprints_of
 
 
@@ -220,3 +222,67 @@ def test_a_file_with_the_same_size_and_time_is_not_read_again(tmp_path, monkeypa
     found = fingerprints_of([tmp_path / "file"])
     monkeypatch.setattr(step_record, "sha256_of_files", None)
     assert changed_file(found) is None
+
+
+def test_a_finished_chain_may_lose_all_but_its_last_outputs(chain):
+    steps = [replace(step, inputs=[chain.input]) for step in chain.steps()]
+    record = StepRecord(chain.folder / "steps.json")
+    assert not record.is_complete(steps)
+    for step in steps:
+        record.run(step)
+    chain.middle.unlink()
+    assert record.is_complete(steps)
+    assert not record.is_complete([steps[0], replace(steps[1], settings={"level": 9})])
+    (chain.result / "file").write_text("changed")
+    assert not record.is_complete(steps)
+
+
+def test_figures_are_recorded_and_a_damaged_record_has_none(tmp_path):
+    record = StepRecord(tmp_path / "steps.json")
+    assert record.figures_of("measure") == {}
+    record.run(Step("measure", lambda: {"loss": 0.5}, {"seed": 1}, [], []))
+    assert record.figures_of("measure") == {"loss": 0.5}
+    assert record.settings_of("measure") == {"seed": 1}
+    record = StepRecord(tmp_path / "steps.json")
+    record.run(Step("measure", lambda: {"loss": 0.7}, {"seed": 1}, [], []))
+    assert [row[1] for row in record.rows] == ["current"]
+    assert record.figures_of("measure") == {"loss": 0.5}
+    content = read_json(record.path)
+    content["measure"]["signature"]["settings"] = 3
+    write_json(record.path, content)
+    assert record.settings_of("measure") == {}
+
+
+FIRST = ProcessRank(0, 2)
+SECOND = ProcessRank(1, 2)
+
+
+def test_the_first_process_alone_runs_a_step_of_its_own(tmp_path):
+    ran = []
+    for process in (FIRST, SECOND):  # in turn, as within the context
+        StepRecord(tmp_path / "steps.json", process).run(Step("copy", partial(ran.append, process.rank), {}, [], []))
+    assert ran == [0]
+
+
+def test_all_processes_run_a_step_of_all_and_the_first_writes(tmp_path):
+    ran = []
+    result = tmp_path / "result"
+    result.write_text("of another plan")
+    path = tmp_path / "steps.json"
+
+    def copy(process):
+        ran.append(process.rank)
+        if process is FIRST:
+            StepRecord(path, SECOND).run(step_of(SECOND))  # while the first is at it
+            assert read_json(path)["copy"]["done"] is False
+            result.write_text("new")
+
+    def step_of(process):
+        return Step("copy", partial(copy, process), {}, [], [result], by_all=True)
+
+    StepRecord(path, FIRST).run(step_of(FIRST))
+    assert ran == [0, 1]
+    assert read_json(path)["copy"]["done"] is True
+    assert (tmp_path / "result.old").read_text() == "of another plan"
+    StepRecord(path, SECOND).run(step_of(SECOND))
+    assert ran == [0, 1]
