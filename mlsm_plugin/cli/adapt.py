@@ -7,7 +7,7 @@ import shlex
 
 from mlsm_plugin.cli.coding_options import OF_LEARNING, output_folder
 from mlsm_plugin.cli.next_commands import print_next
-from mlsm_plugin.cli.settings_flags import Depends, add_settings, refuse_changed, settings_of
+from mlsm_plugin.cli.settings_flags import Depends, add_settings, fill_in, refuse_changed, settings_of
 from mlsm_plugin.core.coding.coder_learning import LearningSettings
 from mlsm_plugin.core.files.settings import options_of
 from mlsm_plugin.core.hidden_states.settings import ModelRun
@@ -27,12 +27,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Run the same command again to resume after a stop. Under torchrun, all processes code and train. "
         "docs/huggingface.md shows the same in Python."
     )
-    parser.add_argument("model", metavar="MODEL", help="folder or hub name of a masked LM with its tokenizer")
+    parser.add_argument("model", metavar="MODEL", help="folder or hub name of an encoder with its tokenizer")
     text = "training text, one sentence a line and blank lines between documents; may be .gz, .bz2, .xz"
     parser.add_argument("--text", nargs="+", required=True, metavar="FILE", help=text)
     parser.add_argument("--output", type=output_folder, required=True, metavar="DIR", help="folder for all output")
-    add_settings(parser, Adaptation, only=("objective", "valid_texts", "max_length", "max_unk_rate"))
-    add_settings(parser, Masking, without=("seed",))
+    add_settings(parser, Adaptation, only=("objective", "student", "vocab_size", "valid_texts"))
+    add_settings(parser, Adaptation, only=("max_length", "max_unk_rate"))
+    masks = {
+        "mask_prob": Depends("0.15; with --student 0.3"),
+        "mask_prob_end": Depends("--mask-prob; with --student 0.15"),
+    }
+    add_settings(parser, Masking, without=("seed",), defaults=masks)
     add_settings(parser, Adaptation, only=("teacher", "temperature"))
     codes = parser.add_argument_group("codes, for mlsm and mlsm+mlm")
     add_settings(codes, Adaptation, only=("auxiliary", "latent_top"))
@@ -40,7 +45,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_settings(codes, LearningSettings, only=tuple(defaults), defaults=defaults)
     training = parser.add_argument_group("training")
     add_settings(training, Adaptation, only=("epochs",))
-    add_settings(training, TrainingSettings, without=("weight_decay",), defaults={"updates": None})
+    recipe = {
+        "updates": None,
+        "learning_rate": Depends("0.0002; with --student 0.002"),
+        "optimizer": Depends("adamw; with --student muon"),
+        "muon_learning_rate": Depends("10 times --learning-rate; with --student 0.01"),
+    }
+    add_settings(training, TrainingSettings, without=("weight_decay",), defaults=recipe)
     add_settings(training, ModelRun, only=("threads",))
 
 
@@ -65,6 +76,7 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
     if args.updates is None:
         args.updates = 1
         args.epochs = EPOCHS if args.epochs is None else args.epochs
+    _fill_in_recipe(args)
     training = settings_of(TrainingSettings, args)
     learning = None
     if args.objective in WITH_CODES:
@@ -98,6 +110,24 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
     if process_rank(None, None, os.environ).rank == 0:
         _print_figures(figures, args.output)
     return 0
+
+
+def _fill_in_recipe(args: argparse.Namespace) -> None:
+    """Set what depends on whether the model has random weights, and is not on the command line."""
+    from mlsm_plugin.huggingface.adaptation import COLLATORS, MASKS_OF_STUDENT, TRAINING_OF_STUDENT
+    from mlsm_plugin.huggingface.collators import Masking
+    from mlsm_plugin.huggingface.training import TrainingSettings
+
+    training = TrainingSettings()
+    masking = Masking()
+    if args.student is not None:
+        training = TRAINING_OF_STUDENT
+        masking = MASKS_OF_STUDENT if args.objective in COLLATORS and not hasattr(args, "mask_prob") else masking
+    rates_are_chosen = hasattr(args, "learning_rate") or hasattr(args, "optimizer")
+    muon = None if rates_are_chosen else training.muon_learning_rate
+    fill_in(args, {"optimizer": training.optimizer, "learning_rate": training.learning_rate})
+    fill_in(args, {"muon_learning_rate": muon})
+    fill_in(args, {"mask_prob": masking.mask_prob, "mask_prob_end": masking.mask_prob_end})
 
 
 def _print_figures(figures: dict[str, dict[str, float]], output: str) -> None:

@@ -65,6 +65,13 @@ def with_flags(message: str, *classes: type) -> str:
     return message
 
 
+def fill_in(args: argparse.Namespace, defaults: Mapping[str, object]) -> None:
+    """Set the options of :class:`Depends` that the command line does not set."""
+    for name, value in defaults.items():
+        if not hasattr(args, name):
+            setattr(args, name, value)
+
+
 def refuse_changed(args: argparse.Namespace, defaults: Mapping[str, object], why: str) -> None:
     """Raise ValueError, with ``why``, if options of the command line differ from their ``defaults``."""
     changed = [name for name, value in defaults.items() if getattr(args, name, value) != value]

@@ -37,6 +37,7 @@ from mlsm_plugin.core.sparse_coding.coder import load_coder
 from mlsm_plugin.core.text.hf_tokenizer import HuggingFaceTokenizer, load_fast_tokenizer
 from mlsm_plugin.core.text.text_files import read_text, warn_of_the_same_text
 from mlsm_plugin.core.text.unknown_tokens import KnownText
+from mlsm_plugin.huggingface.aligned_sequences import AlignedSequences, write_aligned
 from mlsm_plugin.huggingface.coding import encode_sequences, learn_from_sequences
 from mlsm_plugin.huggingface.collators import (
     LatentSemanticCollator,
@@ -56,12 +57,13 @@ from mlsm_plugin.huggingface.pretraining_model import (
 from mlsm_plugin.huggingface.pretraining_sequences import PretrainingSequences, SpanGroups
 from mlsm_plugin.huggingface.saved_folder import check_saved, save_pretrained
 from mlsm_plugin.huggingface.sentence_vectors import SentenceCollator, SentenceVectors, write_vectors
+from mlsm_plugin.huggingface.student_model import learn_tokenizer, new_model, student_config
 from mlsm_plugin.huggingface.text_sequences import default_max_length, write_text_sequences
 from mlsm_plugin.huggingface.token_sequences import TokenSequences
 from mlsm_plugin.huggingface.training import TrainingSettings, train
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast, Trainer
+    from transformers import PreTrainedModel, PreTrainedTokenizerFast, Trainer
 
 VECTORS = "distill-vectors"
 MODELS: dict[str, type[PretrainingModel]] = {  # of the objectives
@@ -89,13 +91,20 @@ OBJECTIVES_OF_OPTIONS = {
 }
 HELD_OUT = 0.02  # share of the sequences, at their end, if there is no text to evaluate on
 MOST_HELD_OUT = 2000
+LENGTH_OF_STUDENT = 128
 COMPARED_LINES = 200  # of the text, whose ids are compared when the model is written
 TEXT_PARTS = ("train", "valid")
 MODEL = "model"  # the folder of the adapted model in the output
 RECORD = "steps.json"
+TOKENIZER = "tokenizer"
+AUXILIARY = "auxiliary"  # ends the name of sequences that the auxiliary model reads
+PLACES = "places"
 DICTIONARY = "dictionary"
 CHECKPOINTS = "checkpoints"
 LOGS = "logs"  # of TensorBoard
+# the recipe for a model with random weights
+TRAINING_OF_STUDENT = TrainingSettings(optimizer="muon", learning_rate=2e-3, muon_learning_rate=0.01)
+MASKS_OF_STUDENT = Masking(mask_prob=0.3, mask_prob_end=0.15)
 Texts = tuple[TokenSequences, TokenSequences]  # to train on, and to evaluate on
 
 
@@ -117,6 +126,18 @@ class Adaptation(KnownText):
     texts: Sequence[str] = undeciding()
     output: str = undeciding()
     objective: str = option("mlsm+mlm", choices=tuple(MODELS), help="what the model is trained for")
+    student: str | None = option(
+        None,
+        metavar="SIZE",
+        help="train a new, small model, and only take codes and tokenizer from MODEL: LAYERSxWIDTH, such as 4x256 (a "
+        "ModernBERT), or the folder of a config.json",
+    )
+    vocab_size: int | None = option(
+        None,
+        least=100,
+        metavar="N",
+        help="with --student: learn a tokenizer of N pieces from the text (default: the tokenizer of MODEL)",
+    )
     valid_texts: list[str] = option(
         [],
         flag="--valid",
@@ -154,6 +175,10 @@ class Adaptation(KnownText):
         for name, objectives in OBJECTIVES_OF_OPTIONS.items():
             if self.objective not in objectives and getattr(self, name) != getattr(Adaptation, name):
                 raise ValueError(f"{name} is only allowed with --objective {' or '.join(objectives)}")
+        if self.student is None and self.vocab_size is not None:
+            raise ValueError("vocab_size needs --student: a model that is trained already has its tokenizer")
+        if self.student is not None and self.auxiliary is not None:
+            raise ValueError("with --student, MODEL itself is the auxiliary model; leave --auxiliary out")
         masking = self.masking
         if self.objective == "npm" and masking != Masking(mask_prob=masking.mask_prob, seed=masking.seed):
             raise ValueError("of the options for masks, --objective npm only takes --mask-prob")
@@ -228,8 +253,11 @@ class _Chain:
         self.process = process
         self.processes = processes
         self.output = Path(settings.output)
-        self.source, self.config, self.tokenizer = model_and_tokenizer(settings.model, weights=True)
+        self.source, self.config, self.coded_tokenizer = model_and_tokenizer(settings.model, weights=True)
+        self.tokenizer_folder = self.source if settings.vocab_size is None else self.output / TOKENIZER
         self.kind = MODELS[settings.objective]
+        if settings.student is not None:
+            self.config = student_config(settings.student)
         self.training = settings.training
         if self.config.model_type in FLOAT32_ONLY:
             if self.training.bf16 == "on":
@@ -242,21 +270,33 @@ class _Chain:
             learning = settings.learning or LearningSettings(layer=last, coder="topk")
             self.learning = replace(learning, device=self.device, log=self._log(learning))
         self.length = settings.max_length or default_max_length(self.source)
+        if settings.max_length is None and settings.student is not None:
+            self.length = min(self.length, LENGTH_OF_STUDENT)
+        # whether codes belong to tokens of another vocabulary
+        self.is_aligned = settings.vocab_size is not None and self.learning is not None
 
     def steps(self) -> list[Step]:
         """What is made from what, in order."""
         settings = self.settings
         output = self.output
-        texts = [Path(text) for text in (*settings.texts, *settings.valid_texts)]
-        tokens = [output / name for name in ("tokens", "valid") if name == "tokens" or settings.valid_texts]
+        training_texts = [Path(text) for text in settings.texts]
+        texts = [*training_texts, *(Path(text) for text in settings.valid_texts)]
+        tokens = [output / name for name in self.names]
         reading = {
             "files": len(settings.texts),
             "max_length": self.length,
             "apart": settings.objective == VECTORS,
-            "vocabulary": self.tokenizer.vocabulary_fingerprint,
-            "segmentation": self.tokenizer.segmentation_fingerprint,
+            "vocabulary": self.coded_tokenizer.vocabulary_fingerprint,
+            "segmentation": self.coded_tokenizer.segmentation_fingerprint,
         }
-        steps = [Step("text", self.write_text, reading, texts, tokens)]
+        steps = []
+        if settings.vocab_size is not None:
+            size = {"vocab_size": settings.vocab_size, **reading}
+            steps.append(Step("tokenizer", self.learn_tokenizer, size, training_texts, [output / TOKENIZER]))
+        steps.append(Step("text", self.write_text, reading, texts, tokens))
+        if self.is_aligned:
+            folders = [output / f"{name}.{kind}" for name in self.names for kind in (AUXILIARY, PLACES)]
+            steps.append(Step("alignment", self.align, {}, texts, folders))
         if settings.objective == VECTORS:
             vectors = [folder.with_name(f"{folder.name}.vectors.npy") for folder in tokens]
             teacher = {"teacher": HuggingFaceEncoder.fingerprint_of(str(settings.teacher))}
@@ -272,9 +312,11 @@ class _Chain:
         training["model"] = HuggingFaceEncoder.fingerprint_of(settings.model)
         training["training"] = identity(self.training)
         training["processes"] = self.processes
+        if settings.student is not None:
+            training["student"] = self.config.to_dict() if os.path.exists(settings.student) else settings.student
         if settings.objective == "distill":
             training["teacher"] = HuggingFaceEncoder.fingerprint_of(str(settings.teacher))
-        results = [output / CHECKPOINTS, output / MODEL]
+        results = [output / MODEL, output / CHECKPOINTS]
         steps.append(Step("before", self.evaluate, training, [], [], by_all=True))
         steps.append(Step("training", self.train, training, [], results, checked=[output / MODEL], by_all=True))
         return steps
@@ -284,15 +326,32 @@ class _Chain:
         second_model = self.settings.teacher if self.settings.objective == "distill" else self.settings.auxiliary
         if second_model:
             self._check_same_vocabulary(second_model)
-        limit = min(map(HuggingFaceEncoder.usual_tokens_of, {self.settings.model, second_model or self.settings.model}))
-        if self.length > limit:
-            raise ValueError(f"--max-length {self.length} is more than the {limit} positions of the model")
-        _ = self.model
+        readers = [positions_of(self.config)]
+        if not self.is_aligned:
+            readers += map(
+                HuggingFaceEncoder.usual_tokens_of, {self.settings.model, second_model or self.settings.model}
+            )
+        if self.length > min(readers):
+            raise ValueError(f"--max-length {self.length} is more than the {min(readers)} positions of the model")
+        if self.settings.vocab_size is None:  # else there is no tokenizer yet
+            _ = self.model
+
+    @property
+    def names(self) -> list[str]:
+        """The folders of the sequences."""
+        return ["tokens", "valid"] if self.settings.valid_texts else ["tokens"]
+
+    @cached_property
+    def tokenizer(self) -> HuggingFaceTokenizer:
+        """The tokenizer of the model that is trained."""
+        if self.settings.vocab_size is None:
+            return self.coded_tokenizer
+        return HuggingFaceTokenizer(self.tokenizer_folder)
 
     @cached_property
     def fast_tokenizer(self) -> "PreTrainedTokenizerFast":
         """The tokenizer as the collators take it, and as it is saved."""
-        tokenizer: PreTrainedTokenizerFast = load_fast_tokenizer(self.source)
+        tokenizer: PreTrainedTokenizerFast = load_fast_tokenizer(self.tokenizer_folder)
         return tokenizer
 
     @cached_property
@@ -315,15 +374,24 @@ class _Chain:
             torch.manual_seed(settings.training.seed)
             if self.learning is not None:
                 mlm_weight = float(settings.objective == "mlsm+mlm")
-                stock = self.kind.opened(settings.model, mlm_weight=mlm_weight)
+                stock = self._stock(mlm_weight=mlm_weight)
                 return self.kind.of(stock, num_atoms=self.learning.atoms, mlm_weight=mlm_weight)
-            stock = self.kind.opened(settings.model)
+            stock = self._stock()
             if settings.objective == VECTORS:
                 return self.kind.of(stock, width=HuggingFaceEncoder.width_of(str(settings.teacher)))
             if settings.teacher is not None:
                 teacher = load_masked_lm(settings.teacher)
                 return self.kind.of(stock, teacher=teacher, temperature=settings.temperature)
             return self.kind.of(stock)
+
+    def _stock(self, **options: float) -> "PreTrainedModel":
+        """The model before it gets its objective."""
+        stock: PreTrainedModel
+        if self.settings.student is None:
+            stock = self.kind.opened(self.settings.model, **options)
+        else:
+            stock = new_model(self.config, self.fast_tokenizer)
+        return stock
 
     @cached_property
     def encoder(self) -> LibraryEncoder:
@@ -359,6 +427,28 @@ class _Chain:
         return train, valid
 
     @cached_property
+    def aligned(self) -> list[AlignedSequences | None]:
+        """For both parts of the text what the auxiliary model reads, if its vocabulary is another one."""
+        if not self.is_aligned:
+            return [None, None]
+        wholes = [
+            AlignedSequences(
+                TokenSequences(self.output / f"{name}.{AUXILIARY}"), TokenSequences(self.output / f"{name}.{PLACES}")
+            )
+            for name in self.names
+        ]
+        train, valid = self.texts
+        last = len(train) + len(valid)
+        second = wholes[1] if self.settings.valid_texts else wholes[0].part(len(train), last)
+        return [wholes[0].part(0, len(train)), second]
+
+    @property
+    def coded_texts(self) -> list[TokenSequences]:
+        """Both parts of the text as the auxiliary model reads them."""
+        pairs = zip(self.texts, self.aligned, strict=True)
+        return [text if aligned is None else aligned.sequences for text, aligned in pairs]
+
+    @cached_property
     def trainer(self) -> "Trainer":
         """The Trainer; ValueError if model, text and batches do not fit."""
         from transformers import PrinterCallback, Trainer
@@ -391,6 +481,26 @@ class _Chain:
             trainer.add_callback(board)
         return trainer
 
+    def learn_tokenizer(self) -> None:
+        """Learn a tokenizer from the text to train on."""
+        assert self.settings.vocab_size is not None
+        learn_tokenizer(self.settings.texts, self.source, self.output / TOKENIZER, vocab_size=self.settings.vocab_size)
+
+    def align(self) -> None:
+        """Write the text as the auxiliary model reads it, and the places of the tokens in it."""
+        sources = [self.settings.texts, self.settings.valid_texts]
+        for name, texts in zip(self.names, sources, strict=False):
+            write_aligned(
+                texts,
+                TokenSequences(self.output / name),
+                self.tokenizer,
+                self.coded_tokenizer,
+                self.output / f"{name}.{AUXILIARY}",
+                self.output / f"{name}.{PLACES}",
+                max_length=HuggingFaceEncoder.usual_tokens_of(self.settings.model),
+                max_unk_rate=self.settings.max_unk_rate,
+            )
+
     def write_text(self) -> None:
         """Tokenize the text."""
         if self.settings.valid_texts:
@@ -416,7 +526,7 @@ class _Chain:
         """Learn the dictionary from the text to train on."""
         assert self.learning is not None
         learn_from_sequences(
-            self.texts[0],
+            self.coded_texts[0],
             self.settings.coded_model,
             output=self.output / DICTIONARY,
             settings=self.learning,
@@ -442,7 +552,7 @@ class _Chain:
             process=self.process,
             encoder=self.encoder,
         )
-        for name, sequences in zip(TEXT_PARTS, self.texts, strict=True):
+        for name, sequences in zip(TEXT_PARTS, self.coded_texts, strict=True):
             output = self.output / f"{name}.codes"
             encode(sequences, output=output)
             if self.process.world_size > 1:
@@ -470,7 +580,10 @@ class _Chain:
         """The datasets to train and to evaluate on."""
         if self.learning is not None:
             stores = [self.output / f"{name}.codes" for name in TEXT_PARTS]
-            return [PretrainingSequences(text, store) for text, store in zip(self.texts, stores, strict=True)]
+            return [
+                PretrainingSequences(text, store, aligned=aligned)
+                for text, store, aligned in zip(self.texts, stores, self.aligned, strict=True)
+            ]
         if self.settings.objective == VECTORS:
             return self._with_vectors()
         if self.settings.objective == "npm":

@@ -45,6 +45,12 @@ class Masking(MaskReplacement):
     """BERT's masking; ``leave_unmasked_prob`` and ``random_token_prob`` are shares of the masked tokens."""
 
     mask_prob: float = option(0.15, above=0, most=1, help="share of the tokens (of whole words: of the words) to mask")
+    mask_prob_end: float | None = option(
+        None,
+        above=0,
+        most=1,
+        help="share at the end of the training, to which --mask-prob changes linearly; also that of evaluations",
+    )
     whole_words: bool = option(
         False, help="mask all pieces of a word, or none; the pieces of a very long word are words of their own"
     )
@@ -53,6 +59,16 @@ class Masking(MaskReplacement):
     def __post_init__(self) -> None:
         super().__post_init__()
         check(self)
+
+    @property
+    def largest_share(self) -> float:
+        """The largest share that is masked at any time."""
+        return max(self.mask_prob, self.mask_prob_end or 0)
+
+    def share_at(self, progress: float) -> float:
+        """The share that is masked after the share ``progress`` of the training."""
+        end = self.mask_prob if self.mask_prob_end is None else self.mask_prob_end
+        return self.mask_prob + (end - self.mask_prob) * progress
 
 
 class _TextCollator:
@@ -101,7 +117,7 @@ class MaskedLmCollator(_TextCollator):
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase", masking: Masking | None = None) -> None:
         self.masking = masking or Masking()
-        super().__init__(tokenizer, self.masking.mask_prob)
+        super().__init__(tokenizer, self.masking.share_at(1.0))
         self.unmasked = np.zeros_like(self.special)
         self.unmasked[unmasked_ids(tokenizer)] = True
         plain = np.bincount([*tokenizer.get_vocab().values()]).astype(bool) & ~self.unmasked
@@ -153,7 +169,7 @@ class MaskedLmCollator(_TextCollator):
     def _drawn(self, sequence: PretrainingSequence, rng: Rng, share: float = 1.0) -> np.ndarray:
         """Which tokens are masked, ``(T,)`` bool, if masks are drawn among a ``share`` of the text."""
         ids = sequence.input_ids
-        masked: np.ndarray = rng.random(len(ids)) < self.mask_prob / share
+        masked: np.ndarray = rng.random(len(ids)) < self.masking.share_at(sequence.progress) / share
         if self._pieces is not None and len(ids):
             begins, _ = word_boundaries(ids, np.zeros_like(ids), self._pieces)
             masked = masked[np.maximum(np.cumsum(begins) - 1, 0)]  # a word's number decides for its pieces
@@ -178,9 +194,9 @@ class LatentSemanticCollator(MaskedLmCollator):
         self, sequences: Sequence[PretrainingSequence], rngs: Sequence[Rng]
     ) -> tuple[Sequence[np.ndarray], Batch]:
         codes = self._codes(sequences)
-        positions = [sequence.first + np.arange(len(sequence.input_ids)) for sequence in sequences]
+        positions = [sequence.positions for sequence in sequences]
         masks = [
-            self._drawn(sequence, rng, codes.coverage) & codes.covered(places)
+            self._drawn(sequence, rng, codes.coverage) & (places >= 0) & codes.covered(places)
             for sequence, rng, places in zip(sequences, rngs, positions, strict=True)
         ]
         masked = np.concatenate(masks)
@@ -199,10 +215,10 @@ class LatentSemanticCollator(MaskedLmCollator):
                 "a batch mixes sequences of several datasets, each with codes of its own; put all sequences into one "
                 "dataset, and code that"
             )
-        if self.mask_prob > codes.coverage:
+        if self.masking.largest_share > codes.coverage:
             raise ValueError(
-                f"mask_prob {self.mask_prob} is more than the share {codes.coverage} of the positions that has "
-                "codes; encode with a larger --coverage, or use a smaller mask_prob"
+                f"mask_prob {self.masking.largest_share} is more than the share {codes.coverage} of the positions that "
+                "has codes; encode with a larger --coverage, or use a smaller mask_prob"
             )
         if self.masking.whole_words and codes.coverage < 1:
             raise ValueError("whole_words needs codes of all positions; encode without --coverage")

@@ -9,7 +9,6 @@ import logging
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
-import torch
 import transformers
 from packaging.version import Version
 from torch.utils.data import DataLoader, RandomSampler, Sampler
@@ -17,7 +16,7 @@ from transformers import Trainer, TrainerState, TrainingArguments
 
 from mlsm_plugin.core.masking.masked_share import samples_to_look_at
 from mlsm_plugin.huggingface.checked_parts import with_inner
-from mlsm_plugin.huggingface.pretraining_sequences import Samples
+from mlsm_plugin.huggingface.pretraining_sequences import Samples, order_of_epoch
 
 SAMPLES = "samples of mlsm_plugin"  # key in the state of the Trainer, beside names of callbacks
 logger = logging.getLogger(__name__)
@@ -28,7 +27,7 @@ RESUMES_SMALLER_UPDATES = "4.57"  # the first version of transformers that does
 class EpochOrder(Sampler[int]):
     """A random order of ``number`` samples that depends on the seed and the epoch only.
 
-    ``epoch`` returns the epoch when a pass over the samples begins. The order is that of ``accelerate`` 1.15.
+    ``epoch`` returns the epoch when a pass over the samples begins.
     """
 
     def __init__(self, number: int, *, seed: int, epoch: Callable[[], int]) -> None:
@@ -40,13 +39,21 @@ class EpochOrder(Sampler[int]):
         return self.number
 
     def __iter__(self) -> Iterator[int]:
-        generator = torch.Generator().manual_seed(self.seed + self.epoch())
-        yield from torch.randperm(self.number, generator=generator).tolist()
+        yield from order_of_epoch(self.number, self.seed, self.epoch()).tolist()
 
 
 def order_by_epoch(trainer: Trainer) -> None:
-    """Replace the random order of a Trainer's training samples by an :class:`EpochOrder`; other orders stay."""
+    """Replace the random order of a Trainer's training samples by an :class:`EpochOrder`; other orders stay.
+
+    ValueError if a share of masks that changes in the training would need another order.
+    """
     usual = trainer.get_train_dataloader
+    masks_change = getattr(getattr(trainer.data_collator, "masking", None), "mask_prob_end", None) is not None
+    if masks_change and not isinstance(trainer.train_dataset, Samples):
+        raise ValueError(
+            "with mask_prob_end, train_dataset must be PretrainingSequences itself: a subset or a concatenation of "
+            "several does not know where in the training a sample comes"
+        )
 
     def get_train_dataloader() -> DataLoader[Any]:
         loader = usual()
@@ -55,8 +62,11 @@ def order_by_epoch(trainer: Trainer) -> None:
             batches = batches.batch_sampler
         sampler = getattr(batches, "sampler", None)
         if batches is not None and isinstance(sampler, RandomSampler):
-            seed = trainer.args.seed if trainer.args.data_seed is None else trainer.args.data_seed
-            batches.sampler = EpochOrder(len(sampler), seed=seed, epoch=lambda: epoch_of(trainer.state))
+            batches.sampler = EpochOrder(
+                len(sampler), seed=seed_of_order(trainer.args), epoch=lambda: epoch_of(trainer.state)
+            )
+        elif masks_change:
+            raise ValueError("with mask_prob_end, the Trainer must take the samples in its usual random order")
         return loader
 
     trainer.get_train_dataloader = get_train_dataloader  # type: ignore[method-assign]
@@ -65,6 +75,16 @@ def order_by_epoch(trainer: Trainer) -> None:
 def epoch_of(state: TrainerState) -> int:
     """The number of the epoch, from 0 on, that a Trainer with this state is in, or begins."""
     return int(state.epoch or 0)
+
+
+def seed_of_order(arguments: TrainingArguments) -> int:
+    """The seed of the order of the samples."""
+    return arguments.seed if arguments.data_seed is None else arguments.data_seed
+
+
+def samples_of_update(arguments: TrainingArguments) -> int:
+    """The number of samples of an update, on all devices."""
+    return arguments.train_batch_size * arguments.world_size * arguments.gradient_accumulation_steps
 
 
 def samples_record(arguments: TrainingArguments, dataset: object, model: object) -> dict[str, object]:
@@ -77,10 +97,9 @@ def samples_record(arguments: TrainingArguments, dataset: object, model: object)
             text.update(f"{inner.sequences.num_tokens} ".encode())
             for index in samples_to_look_at(len(inner.sequences)):
                 text.update(inner.sequences[index].tobytes())
-    size = arguments.train_batch_size * arguments.world_size * arguments.gradient_accumulation_steps
     return {
-        "number of samples of an update": size,
-        "seed of the order": arguments.seed if arguments.data_seed is None else arguments.data_seed,
+        "number of samples of an update": samples_of_update(arguments),
+        "seed of the order": seed_of_order(arguments),
         "objective": type(model).__name__,
         "text": text.hexdigest()[:12],
     }

@@ -11,7 +11,13 @@ from mlsm_plugin.core.files.atomic_files import PathLike
 from mlsm_plugin.core.masking.span_groups import consecutive_groups
 from mlsm_plugin.core.sparse_coding.code_store import CodeStore
 from mlsm_plugin.core.sparse_coding.stored_codes import covered_positions, recorded_coverage
+from mlsm_plugin.huggingface.aligned_sequences import AlignedSequences
 from mlsm_plugin.huggingface.token_sequences import InputIds, TokenSequences
+
+
+def order_of_epoch(number: int, seed: int, epoch: int) -> torch.Tensor:
+    """A random order ``(number,)`` of samples that depends on the seed and the epoch only: ``accelerate`` 1.15's."""
+    return torch.randperm(number, generator=torch.Generator().manual_seed(seed + epoch))
 
 
 class SequenceCodes(CodeStore):
@@ -42,8 +48,9 @@ class PretrainingSequence:
     input_ids: np.ndarray  # (T,) int64, special tokens included
     index: int  # of the sequence; it decides the masks, together with the epoch
     epoch: int
-    first: int  # position of the first token in the corpus
-    codes: SequenceCodes | None  # of the corpus
+    positions: np.ndarray  # (T,) int64, in the corpus that was coded; -1: the token has no code
+    codes: SequenceCodes | None  # of that corpus
+    progress: float = 1.0  # share of the training that comes before it; 1 in evaluations
 
 
 @dataclass(frozen=True)
@@ -62,6 +69,26 @@ class Samples(Dataset):
         self.sequences = TokenSequences.of(input_ids)
         self._epoch = torch.zeros(1, dtype=torch.int64).share_memory_()
         self._epoch_is_fixed = False
+        self._training: tuple[int, int] | None = None  # seed of the order, samples of all updates
+        self._places: tuple[int, torch.Tensor] | None = None  # an epoch, and the place of each sample in its order
+
+    def set_training(self, seed: int, samples: int) -> None:
+        """Say that a training of so many ``samples`` takes them in the orders of :func:`order_of_epoch`."""
+        self._training = (seed, samples)
+
+    def progress_of(self, index: int) -> float:
+        """The share of the training that comes before a sample in this epoch; 1 where no training was set."""
+        if self._training is None:
+            return 1.0
+        seed, samples = self._training
+        epoch = int(self._epoch[0])
+        if self._places is None or self._places[0] != epoch:
+            order = order_of_epoch(len(self), seed, epoch)
+            self._places = (epoch, torch.empty_like(order).scatter_(0, order, torch.arange(len(order))))
+        return min(1.0, (epoch * len(self) + int(self._places[1][index])) / samples)
+
+    def __len__(self) -> int:
+        return len(self.sequences)
 
     def set_epoch(self, epoch: int) -> None:
         """Draw the masks of this epoch, unless :meth:`fix_epoch` has fixed another."""
@@ -77,8 +104,9 @@ class Samples(Dataset):
         self._epoch_is_fixed = True
 
     def __deepcopy__(self, memo: dict[int, object]) -> "Samples":
-        """The same sequences with an epoch of their own."""
+        """The same sequences with an epoch of their own, and in no training."""
         copied = copy.copy(self)
+        copied._training = None
         copied.separate_epoch()
         return copied
 
@@ -91,15 +119,20 @@ class PretrainingSequences(Samples):
     """Sequences of ids for the collators of this package.
 
     ``input_ids`` are as of :class:`TokenSequences`, or one of these. ``codes``, for MLSM, is the folder of the codes of
-    exactly these sequences, which :func:`~mlsm_plugin.huggingface.coding.encode_sequences` wrote; ValueError as of
-    :class:`SequenceCodes`. In the Trainer,
+    exactly these sequences, which :func:`~mlsm_plugin.huggingface.coding.encode_sequences` wrote, or of those that are
+    ``aligned`` with them; ValueError as of :class:`SequenceCodes`. In the Trainer,
     :class:`~mlsm_plugin.huggingface.trainer_callback.PretrainingCallback` sets the epoch. If nothing sets it, as in
     evaluation, the masks are always the same.
     """
 
-    def __init__(self, input_ids: InputIds, codes: PathLike | None = None) -> None:
+    def __init__(
+        self, input_ids: InputIds, codes: PathLike | None = None, *, aligned: AlignedSequences | None = None
+    ) -> None:
         super().__init__(input_ids)
-        self.codes = None if codes is None else SequenceCodes(codes, self.sequences)
+        self.aligned = aligned
+        self.codes: SequenceCodes | None = None
+        if codes is not None:
+            self.codes = SequenceCodes(codes, self.sequences if aligned is None else aligned.sequences)
 
     @property
     def num_atoms(self) -> int:
@@ -108,12 +141,13 @@ class PretrainingSequences(Samples):
             raise ValueError("these sequences have no codes; pass the folder of their codes")
         return self.codes.num_atoms
 
-    def __len__(self) -> int:
-        return len(self.sequences)
-
     def __getitem__(self, index: int) -> PretrainingSequence:
-        first = int(self.sequences.starts[index])
-        return PretrainingSequence(self.sequences[index], int(index), int(self._epoch[0]), first, self.codes)
+        ids = self.sequences[index]
+        positions = self.sequences.starts[index] + np.arange(len(ids))
+        if self.aligned is not None:
+            positions = self.aligned.positions_of(index)
+        progress = self.progress_of(index)
+        return PretrainingSequence(ids, int(index), int(self._epoch[0]), positions, self.codes, progress)
 
 
 class SpanGroups(Samples):

@@ -157,7 +157,11 @@ class TokenSequences:
 
     @classmethod
     def write(
-        cls, folder: PathLike, sequences: Iterable[Sequence[int]], *, about: dict[str, object] | None = None
+        cls,
+        folder: PathLike,
+        sequences: Iterable[Sequence[int] | np.ndarray],
+        *,
+        about: dict[str, object] | None = None,
     ) -> "TokenSequences":
         """Write sequences to a folder, which appears as a whole, and open them; only a few are in memory at a time.
 

@@ -20,7 +20,9 @@ from mlsm_plugin.huggingface.epoch_order import (
     check_same_samples,
     epoch_of,
     order_by_epoch,
+    samples_of_update,
     samples_record,
+    seed_of_order,
 )
 from mlsm_plugin.huggingface.pretraining_model import PretrainingModel
 from mlsm_plugin.huggingface.pretraining_sequences import Samples
@@ -42,10 +44,13 @@ class PretrainingCallback(TrainerCallback):
         train_dataloader: DataLoader[Any] | None = None,
         **kwargs: object,
     ) -> None:
-        """Raise ValueError if the training would resume at another place."""
+        """Tell the samples how long the training is; ValueError if it would resume at another place."""
+        dataset = getattr(train_dataloader, "dataset", None)
+        if isinstance(dataset, Samples):
+            dataset.set_training(seed_of_order(args), state.max_steps * samples_of_update(args))
         if train_dataloader is not None and hasattr(train_dataloader, "__len__"):
             check_resumable(args, state, len(train_dataloader))
-            record = samples_record(args, getattr(train_dataloader, "dataset", None), model)
+            record = samples_record(args, dataset, model)
             check_same_samples(state, record, math.ceil(len(train_dataloader) / args.gradient_accumulation_steps))
 
     def on_epoch_begin(

@@ -39,9 +39,7 @@ class TrainingSettings:
         choices=("adamw", "muon"),
         help="muon: Muon for the matrices of the layers, AdamW for the other weights",
     )
-    muon_learning_rate: float | None = option(
-        None, above=0, help="largest learning rate of Muon (default: 10 times --learning-rate)"
-    )
+    muon_learning_rate: float | None = option(None, above=0, help="largest learning rate of Muon")
     bf16: str = option(
         "auto",
         choices=("auto", "on", "off"),

@@ -47,7 +47,9 @@ class Stopped(TrainerCallback):
             raise KeyboardInterrupt
 
 
-def trainer_of(folder: Path, wrapped: Any = None, *, stopped: int | None = None, **options: Any) -> tuple[Trainer, Any]:
+def trainer_of(
+    folder: Path, wrapped: Any = None, *, stopped: int | None = None, masking: Masking | None = None, **options: Any
+) -> tuple[Trainer, Any]:
     """A Trainer that is evaluated on what it is trained on, and the rows of its batches with their epochs."""
     options = {"per_device_train_batch_size": 4, **options}
     arguments = TrainingArguments(
@@ -63,12 +65,46 @@ def trainer_of(folder: Path, wrapped: Any = None, *, stopped: int | None = None,
 
     data: Any = PretrainingSequences(random_ids(4 * BATCHES - 2))
     data = wrapped(data) if wrapped else data
-    collator = Collator(make_tokenizer(), Masking(mask_prob=0.4))
+    collator = Collator(make_tokenizer(), masking or Masking(mask_prob=0.4))
     model = MaskedLmModel.of(tiny_bert(hidden_dropout_prob=0.1))
     trainer = prepare(Trainer(model, arguments, train_dataset=data, eval_dataset=data, data_collator=collator))
     trainer.add_callback(Stopped(stopped))
     rows.clear()
     return trainer, rows
+
+
+FALLING = Masking(mask_prob=0.8, mask_prob_end=0.2)
+
+
+def test_the_share_of_masks_falls_with_the_updates_and_goes_on_after_a_stop(tmp_path: Path) -> None:
+    whole, _ = trainer_of(tmp_path / "whole", masking=FALLING)
+    shares: list[float] = []
+    masked = whole.data_collator._masked
+
+    def spy(sequences: Any, rngs: Any) -> Any:
+        shares.extend(FALLING.share_at(sequence.progress) for sequence in sequences)
+        return masked(sequences, rngs)
+
+    whole.data_collator._masked = spy
+    whole.train()
+    training = [share for share in shares if share > 0.2]  # an evaluation has the last share
+    assert training == sorted(training, reverse=True)
+    assert training[0] == 0.8
+    assert training[-1] < 0.3
+    assert len(training) >= 15 * 4 - 2 * 2  # two epochs end in a batch of 2
+    stopped, _ = trainer_of(tmp_path / "stopped", masking=FALLING, stopped=9)
+    with pytest.raises(KeyboardInterrupt):
+        stopped.train()
+    resumed, _ = trainer_of(tmp_path / "stopped", masking=FALLING)
+    resumed.train(resume_from_checkpoint=True)
+    for name, values in whole.model.state_dict().items():
+        torch.testing.assert_close(resumed.model.state_dict()[name], values, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("wrapped", [lambda data: Subset(data, range(6)), lambda data: ConcatDataset([data, data])])
+def test_falling_masks_need_the_sequences_themselves(tmp_path: Path, wrapped: Any) -> None:
+    with pytest.raises(ValueError, match="with mask_prob_end, train_dataset must be PretrainingSequences itself"):
+        trainer_of(tmp_path, wrapped, masking=FALLING)
 
 
 def test_the_order_depends_on_the_seed_and_the_epoch_only() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 from torch.utils.data import DataLoader
 
 from mlsm_plugin.huggingface import PretrainingSequences, TokenSequences
+from mlsm_plugin.huggingface.pretraining_sequences import order_of_epoch
 from tests.huggingface.tiny_corpus import ATOMS, random_ids, write_codes
 
 
@@ -18,7 +20,7 @@ def test_items_know_their_place(tmp_path: Path) -> None:
     write_codes(sequences, tmp_path / "codes")
     dataset = PretrainingSequences(sequences, tmp_path / "codes")
     assert (len(dataset), dataset.num_atoms) == (9, ATOMS)
-    assert dataset[4].first == sum(len(one) for one in ids[:4])
+    assert dataset[4].positions[0] == sum(len(one) for one in ids[:4])
     np.testing.assert_array_equal(dataset[4].input_ids, ids[4])
 
 
@@ -54,3 +56,14 @@ def test_codes_that_do_not_say_which_positions_they_cover_are_refused(tmp_path: 
 def test_there_is_no_number_of_atoms_without_codes() -> None:
     with pytest.raises(ValueError, match="have no codes"):
         _ = PretrainingSequences(random_ids(2)).num_atoms
+
+
+def test_a_training_takes_each_sample_at_its_place_in_the_order() -> None:
+    dataset = PretrainingSequences(random_ids(5))
+    assert [dataset[index].progress for index in range(5)] == [1.0] * 5  # an evaluation
+    dataset.set_training(seed=3, samples=10)
+    for epoch in range(2):
+        dataset.set_epoch(epoch)
+        order = order_of_epoch(5, 3, epoch).tolist()
+        assert [dataset[index].progress for index in order] == [(5 * epoch + place) / 10 for place in range(5)]
+    assert copy.deepcopy(dataset)[0].progress == 1.0

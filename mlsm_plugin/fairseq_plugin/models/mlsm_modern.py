@@ -25,7 +25,8 @@ from mlsm_plugin.fairseq_plugin.models.latent_head_model import (
     register_sizes,
     set_missing,
 )
-from mlsm_plugin.fairseq_plugin.models.modern_layers import ModernSize, ModernTransformer, Norm, geglu_dim
+from mlsm_plugin.fairseq_plugin.models.modern_layers import ModernSize, ModernTransformer, Norm
+from mlsm_plugin.huggingface.student_model import geglu_dim
 
 # from this number of positions on, most layers see only a window unless --attention-window says otherwise
 POSITIONS_WITH_WINDOW = 512

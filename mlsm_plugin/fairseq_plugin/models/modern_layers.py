@@ -46,11 +46,6 @@ class ModernSize:
         return self.window > 0 and layer % self.global_every != 0
 
 
-def geglu_dim(dim: int) -> int:
-    """The width of a GeGLU with about as many parameters as an MLP of width ``4 * dim``: 8/3 ``dim``, rounded to 32."""
-    return max(32, 32 * round(8 * dim / 3 / 32))
-
-
 def rotary_angles(length: int, head_dim: int, theta: float, like: Tensor) -> tuple[Tensor, Tensor]:
     """Cosines and sines of RoPE (Su et al., 2021), ``(length, head_dim / 2)``, on the device of ``like``.
 

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from mlsm_plugin.core.masking.chosen_tokens import ChosenTokens
 from mlsm_plugin.fairseq_plugin.models import modern_layers
 from mlsm_plugin.fairseq_plugin.models.deberta_layers import DebertaSize, DebertaTransformer
-from mlsm_plugin.fairseq_plugin.models.modern_layers import ModernSize, ModernTransformer, attend, geglu_dim
+from mlsm_plugin.fairseq_plugin.models.modern_layers import ModernSize, ModernTransformer, attend
+from mlsm_plugin.huggingface.student_model import geglu_dim
 
 PAD, SYMBOLS = 1, 40
 

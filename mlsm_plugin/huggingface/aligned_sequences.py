@@ -1,0 +1,214 @@
+"""The tokens of a second tokenizer for the same text: codes of a model with one vocabulary for a model with another.
+
+A token takes the code of the last token of the other tokenizer that shares a character with it: in an encoder, the last
+token of a word has read the others, as they have read it. Both tokenizers read the same lines, and say for each token
+which characters of the line it stands for.
+"""
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, islice, pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from mlsm_plugin.core.files.atomic_files import PathLike
+from mlsm_plugin.core.text.hf_tokenizer import HuggingFaceTokenizer, Offsets
+from mlsm_plugin.core.text.text_files import read_text
+from mlsm_plugin.core.text.unknown_tokens import UnknownTokens
+from mlsm_plugin.huggingface.text_sequences import LINES_AT_ONCE
+from mlsm_plugin.huggingface.token_sequences import TokenSequences
+
+MOST_WITHOUT_PLACE = 0.1  # of the tokens; a larger share means that the tokenizers read different texts
+ANOTHER_AUXILIARY = "use an auxiliary model that knows such text, or raise --max-unk-rate"
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class AlignedSequences:
+    """Sequences of a second tokenizer, one for each of the first, and the places in them.
+
+    ``places`` has for each token of the first 1 + the place of its token in the sequence of the second; 0: it has none.
+    """
+
+    sequences: TokenSequences
+    places: TokenSequences
+
+    def part(self, first: int, last: int) -> "AlignedSequences":
+        """The same of the sequences ``first`` to ``last``, excluded."""
+        return AlignedSequences(self.sequences.part(first, last), self.places.part(first, last))
+
+    def positions_of(self, index: int) -> np.ndarray:
+        """Positions ``(T,)`` in the corpus of the second tokenizer, int64, for the tokens of a sequence; -1: none."""
+        places = self.places[index]
+        positions: np.ndarray = np.where(places > 0, self.sequences.starts[index] + places - 1, -1)
+        return positions
+
+
+def places_of(offsets: Offsets, other_offsets: Offsets, text: str) -> np.ndarray:
+    """For each token, the number ``(T,)`` of the last other token that shares a character with it; -1: none does.
+
+    Offsets are begins and ends of characters of ``text``. White space counts for nothing: tokenizers disagree whether
+    the space before a word belongs to it.
+    """
+    begins, ends = _of_visible_characters(offsets, text)
+    other_begins, other_ends = _of_visible_characters(other_offsets, text)
+    visible = np.flatnonzero(other_begins < other_ends)
+    # an order that holds where a tokenizer changes that of the characters, such as that of accents
+    visible = visible[np.argsort(other_begins[visible], kind="stable")]
+    before_end = np.searchsorted(other_begins[visible], ends, side="left") - 1
+    candidates = visible[np.maximum(before_end, 0)] if len(visible) else np.zeros(len(begins), np.int64)
+    shares = (before_end >= 0) & (begins < ends)
+    if len(visible):
+        shares &= other_ends[candidates] > begins
+    return np.where(shares, candidates, -1)
+
+
+def _of_visible_characters(offsets: Offsets, text: str) -> tuple[np.ndarray, np.ndarray]:
+    """Begins and ends ``(T,)`` without white space at either side; equal where nothing else is left."""
+    begins = np.zeros(len(offsets), np.int64)
+    ends = np.zeros(len(offsets), np.int64)
+    for number, (begin, end) in enumerate(offsets):
+        piece = text[begin:end]
+        begins[number] = begin + len(piece) - len(piece.lstrip())
+        ends[number] = max(begins[number], begin + len(piece.rstrip()))
+    return begins, ends
+
+
+class _Line(NamedTuple):
+    """A line as both tokenizers read it."""
+
+    other_ids: list[int]
+    places: np.ndarray  # of its tokens in other_ids
+
+
+@dataclass
+class _Counts:
+    """What is said at the end."""
+
+    tokens: int = 0
+    without_place: int = 0
+    cut: int = 0
+    example: str = ""
+
+
+def write_aligned(
+    texts: Sequence[PathLike],
+    sequences: TokenSequences,
+    tokenizer: HuggingFaceTokenizer,
+    other: HuggingFaceTokenizer,
+    output: PathLike,
+    places: PathLike,
+    *,
+    max_length: int,
+    max_unk_rate: float,
+) -> AlignedSequences:
+    """Write the text of sequences again as sequences of another tokenizer, and the places of the tokens in them.
+
+    Args:
+        texts, tokenizer: what ``write_text_sequences`` made ``sequences`` of; each sequence is whole lines, or a part
+            of one that is too long.
+        other: the second tokenizer.
+        output, places: folders for its sequences, and for the places; each appears as a whole.
+        max_length: longest sequence that its model takes; what is longer is cut, and has no place.
+        max_unk_rate: largest share of the text that may be unknown to it.
+
+    Raises:
+        ValueError: too much of the text is unknown, or more than a tenth of the tokens have no place: the tokenizers
+            read different texts.
+    """
+    unknown = UnknownTokens()
+    counts = _Counts()
+    about: dict[str, object] = {"tokenizer": other.vocabulary_fingerprint, "max_unk_rate": max_unk_rate}
+
+    def checked() -> Iterator[list[int]]:
+        for ids, _ in _aligned(texts, sequences, tokenizer, other, max_length, unknown, counts):
+            yield ids
+        unknown.check("the text for the auxiliary model", max_unk_rate, remedy=ANOTHER_AUXILIARY)
+        if counts.without_place > MOST_WITHOUT_PLACE * counts.tokens:
+            raise ValueError(
+                f"{counts.without_place:,} of {counts.tokens:,} tokens have no token of the auxiliary model at their "
+                f"characters, such as in {counts.example!r}: the two tokenizers do not read this text alike; use an "
+                "auxiliary model for such text"
+            )
+
+    written = TokenSequences.write(output, checked(), about=about)
+    pairs = _aligned(texts, sequences, tokenizer, other, max_length, UnknownTokens(), _Counts())
+    aligned = AlignedSequences(written, TokenSequences.write(places, (row for _, row in pairs)))
+    if counts.cut:
+        logger.warning(
+            "%d of %d sequences are longer than %d tokens of the auxiliary model; the tokens after them have no code",
+            counts.cut,
+            len(sequences),
+            max_length,
+        )
+    return aligned
+
+
+def _aligned(
+    texts: Sequence[PathLike],
+    sequences: TokenSequences,
+    tokenizer: HuggingFaceTokenizer,
+    other: HuggingFaceTokenizer,
+    max_length: int,
+    unknown: UnknownTokens,
+    counts: _Counts,
+) -> Iterator[tuple[list[int], np.ndarray]]:
+    """For each sequence the ids of the other tokenizer, and for each of its tokens 1 + the place in these, or 0."""
+    room = max_length - len(other.surrounded([]))
+    lines = _lines(texts, tokenizer, other, unknown, counts)
+    line = _Line([], np.zeros(0, np.int64))
+    used = 0  # tokens of the line that are in sequences
+    other_used = 0
+    for length in np.diff(sequences.starts):
+        missing = int(length) - len(tokenizer.surrounded([]))
+        ids: list[int] = []
+        rows = [np.zeros(len(tokenizer.before), np.int64)]
+        while missing:
+            if used == len(line.places):
+                line = next(lines)
+                used = 0
+                other_used = 0
+            places = line.places[used : used + missing]
+            used += len(places)
+            missing -= len(places)
+            is_whole = used == len(line.places)
+            last = len(line.other_ids) if is_whole else max(other_used, int(places.max(initial=-1)) + 1)
+            # a token that was divided between two sequences is in the first
+            shifted = places - other_used + len(ids) + len(other.before) + 1
+            rows.append(np.where(places >= other_used, shifted, 0))
+            ids += line.other_ids[other_used:last]
+            other_used = last
+        rows.append(np.zeros(len(tokenizer.after), np.int64))
+        row = np.concatenate(rows)
+        if len(ids) > room:
+            counts.cut += 1
+            row[row > room + len(other.before)] = 0
+        yield other.surrounded(ids[:room]), row
+
+
+def _lines(
+    texts: Sequence[PathLike],
+    tokenizer: HuggingFaceTokenizer,
+    other: HuggingFaceTokenizer,
+    unknown: UnknownTokens,
+    counts: _Counts,
+) -> Iterator[_Line]:
+    """The lines that have tokens, read as :func:`.ids_of_lines` reads them."""
+    spaced = (f" {line}" if line and before else line for before, line in pairwise(chain([""], read_text(texts))))
+    visible = (line for line in spaced if line)
+    while batch := list(islice(visible, LINES_AT_ONCE)):
+        for text, (ids, offsets), (other_ids, other_offsets) in zip(
+            batch, tokenizer.encoded(batch), other.encoded(batch), strict=True
+        ):
+            if not ids:
+                continue
+            unknown.add(text, other_ids, other_offsets, other.unknown_id)
+            places = places_of(offsets, other_offsets, text)
+            counts.tokens += len(places)
+            without = int(np.count_nonzero(places < 0))
+            counts.without_place += without
+            if without and not counts.example:
+                counts.example = text[:80]
+            yield _Line(other_ids, places)

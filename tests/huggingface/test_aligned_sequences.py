@@ -1,0 +1,158 @@
+"""Tokens of two tokenizers for the same text: places by shared characters, against a slow oracle."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mlsm_plugin.core.text.hf_tokenizer import HuggingFaceTokenizer
+from mlsm_plugin.huggingface.aligned_sequences import AlignedSequences, places_of, write_aligned
+from mlsm_plugin.huggingface.text_sequences import write_text_sequences
+from mlsm_plugin.huggingface.token_sequences import TokenSequences
+from tests.conftest import made_once
+from tests.tiny_hf_models import TOKENIZERS, make_tokenizer
+
+Spans = list[tuple[int, int]]
+PAIRS = [("byte_level", "word_piece"), ("word_piece", "unigram"), ("unigram", "modern_byte_level")]
+
+
+@pytest.fixture(scope="session")
+def tokenizers(tmp_path_factory: pytest.TempPathFactory, english_text: tuple[Path, Path]) -> dict[str, Path]:
+    def make(root: Path) -> None:
+        for kind in TOKENIZERS:
+            make_tokenizer(kind, english_text[1], root / kind)
+
+    root = made_once(tmp_path_factory, "aligned", make)
+    return {kind: root / kind for kind in TOKENIZERS}
+
+
+def characters(span: tuple[int, int], text: str) -> set[int]:
+    """The places of the characters of a token without white space around it."""
+    begin, end = span
+    while begin < end and text[begin].isspace():
+        begin += 1
+    while begin < end and text[end - 1].isspace():
+        end -= 1
+    return set(range(begin, end))
+
+
+def slow_places(spans: Spans, others: Spans, text: str) -> list[int]:
+    return [
+        max((n for n, other in enumerate(others) if characters(span, text) & characters(other, text)), default=-1)
+        for span in spans
+    ]
+
+
+@st.composite
+def cut_texts(draw: st.DrawFn) -> tuple[str, Spans, Spans]:
+    text = draw(st.text(alphabet="ab é\u3000文\u0301", max_size=12))
+
+    def spans() -> Spans:
+        ends = sorted(draw(st.lists(st.integers(0, len(text)), max_size=6)))
+        return list(zip([0, *ends], [*ends, len(text)], strict=True))
+
+    return text, spans(), spans()
+
+
+@given(cut_texts())
+def test_a_token_takes_the_last_that_shares_a_character(cut: tuple[str, Spans, Spans]) -> None:
+    text, spans, others = cut
+    assert places_of(spans, others, text).tolist() == slow_places(spans, others, text)
+    assert places_of(spans, [], text).tolist() == [-1] * len(spans)
+
+
+@pytest.mark.parametrize(("kind", "other_kind"), PAIRS)
+@settings(max_examples=60, deadline=None)
+@given(text=st.text(alphabet=st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=30))
+def test_tokens_share_their_characters_whatever_the_script(
+    tokenizers: dict[str, Path], kind: str, other_kind: str, text: str
+) -> None:
+    tokenizer = HuggingFaceTokenizer(tokenizers[kind])
+    other = HuggingFaceTokenizer(tokenizers[other_kind])
+    _, spans = tokenizer.encoded_text(text)
+    _, other_spans = other.encoded_text(text)
+    assert places_of(spans, other_spans, text).tolist() == slow_places(spans, other_spans, text)
+
+
+def written(
+    folder: Path,
+    tokenizers: dict[str, Path],
+    pair: tuple[str, str],
+    lines: list[str],
+    *,
+    most: int = 64,
+    length: int = 12,
+) -> tuple[TokenSequences, AlignedSequences]:
+    text = folder / "text.txt"
+    text.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    tokenizer, other = (HuggingFaceTokenizer(tokenizers[kind]) for kind in pair)
+    rates = {"max_unk_rate": 1.0}
+    sequences, _ = write_text_sequences([text], tokenizer, folder / "tokens", max_length=12, **rates)
+    aligned = write_aligned(
+        [text], sequences, tokenizer, other, folder / "other", folder / "places", max_length=most, **rates
+    )
+    return sequences, aligned
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+def test_each_sequence_is_the_same_text(
+    tmp_path: Path, tokenizers: dict[str, Path], pair: tuple[str, str], english_text: tuple[Path, Path]
+) -> None:
+    english = english_text[0].read_text(encoding="utf-8").splitlines()[:60]
+    lines = [*english, "", "x" * 90, "Nämen und \u00c9t\u00e9"]
+    sequences, aligned = written(tmp_path, tokenizers, pair, lines)
+    tokenizer, other = (HuggingFaceTokenizer(tokenizers[kind]) for kind in pair)
+    assert len(sequences) == len(aligned.sequences) == len(aligned.places)
+    everything = [ids for index in range(len(sequences)) for ids in aligned.sequences[index][1:-1].tolist()]
+    spaced = [f" {line}" if before and line else line for before, line in zip(["", *lines], lines, strict=False)]
+    assert everything == [number for line in spaced if line for number in other.ids_of(line)]
+    for index in range(len(sequences)):
+        positions = aligned.positions_of(index)
+        assert (positions[[0, -1]] == -1).all()
+        flat = np.concatenate([aligned.sequences[number] for number in range(len(sequences))])
+        for token, position in zip(sequences[index], positions, strict=True):
+            if position >= 0:
+                piece = tokenizer.backend.decode([int(token)]).strip().lower()
+                other_piece = other.backend.decode([int(flat[position])]).strip().lower().removeprefix("##")
+                if piece and other_piece:  # unknown tokens are empty
+                    assert not piece.isascii() or not other_piece.isascii() or set(piece) & set(other_piece)
+
+
+def test_parts_have_their_own_positions(tmp_path: Path, tokenizers: dict[str, Path]) -> None:
+    _, aligned = written(tmp_path, tokenizers, PAIRS[0], ["the name of a value", "is bound to a name", "a value"])
+    part = aligned.part(1, len(aligned.places))
+    first = aligned.sequences.starts[1]
+    for index in range(len(part.places)):
+        whole = aligned.positions_of(index + 1)
+        np.testing.assert_array_equal(part.positions_of(index), np.where(whole < 0, -1, whole - first))
+
+
+def test_what_the_other_model_cannot_read_has_no_place(
+    tmp_path: Path, tokenizers: dict[str, Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    _, aligned = written(tmp_path, tokenizers, PAIRS[0], ["the name of a value is bound to a name"] * 3, most=6)
+    assert max(len(aligned.sequences[index]) for index in range(len(aligned.places))) == 6
+    positions = np.concatenate([aligned.positions_of(index) for index in range(len(aligned.places))])
+    assert positions.max() < aligned.sequences.num_tokens
+    assert "longer than 6 tokens of the auxiliary model; the tokens after them have no code" in caplog.text
+
+
+def test_tokenizers_that_read_different_texts_are_refused(
+    tmp_path: Path, tokenizers: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual = HuggingFaceTokenizer.encoded
+
+    def without_places(self: HuggingFaceTokenizer, texts: list[str]) -> object:
+        rows = usual(self, texts)
+        return [(ids, [(0, 0)] * len(ids)) for ids, _ in rows] if "word_piece" in str(self.folder) else rows
+
+    monkeypatch.setattr(HuggingFaceTokenizer, "encoded", without_places)
+    with pytest.raises(
+        ValueError, match="tokens have no token of the auxiliary model at their characters, such as in 'the"
+    ):
+        written(tmp_path, tokenizers, PAIRS[0], ["the name of a value"])
+    assert not (tmp_path / "other").exists()
