@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import re
 import shutil
 import statistics
 import subprocess
@@ -45,9 +44,11 @@ from mlsm_plugin.core.files.atomic_files import atomic_open, read_json, sha256_o
 from mlsm_plugin.core.files.hf_files import hf_folder, weight_files
 from mlsm_plugin.core.files.output_lock import hold_lock
 from mlsm_plugin.core.files.planned_folder import PlannedFolder
+from mlsm_plugin.core.files.step_record import StepRecord
 from mlsm_plugin.core.hidden_states.devices import default_device, has_fast_bf16
 from mlsm_plugin.evaluation.labelled_texts import LabelledTexts, check_same_kind, read_labelled_texts
 from mlsm_plugin.huggingface import MaskedLmCollator, MaskedLmModel, PretrainingSequences, write_text_sequences
+from mlsm_plugin.huggingface.adaptation import RECORD
 
 OBJECTIVES = ("mlm", "mlsm+mlm", "taco")
 START = "start"
@@ -87,17 +88,11 @@ class Comparison:
         )
         start = time.perf_counter()
         command = [sys.executable, "-m", "mlsm_plugin.cli.main", *map(str, words)]
-        training = 0.0
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-            assert process.stdout is not None
-            for line in process.stdout:
-                if found := re.search(r"'train_runtime': '?([\d.]+)", line):
-                    training = float(found[1])
-                if not args.quiet:
-                    print(line, end="", flush=True)
+        process = subprocess.run(command, stdout=subprocess.DEVNULL if args.quiet else None, check=False)
         if process.returncode != 0:
             raise SystemExit(f"mlsm adapt failed with exit status {process.returncode}")
-        return time.perf_counter() - start, training
+        seconds = StepRecord(folder / RECORD).seconds_of("training")
+        return time.perf_counter() - start, seconds
 
     def speeds(self) -> dict[str, dict[str, float]]:
         """For each objective the seconds of an update, and of what comes before the first one."""

@@ -9,6 +9,7 @@ import pytest
 from safetensors import safe_open
 from transformers import Trainer, TrainerCallback
 
+from mlsm_plugin.core.files.settings import identity
 from mlsm_plugin.huggingface.collators import MaskedLmCollator
 from mlsm_plugin.huggingface.pretraining_model import MaskedLmModel
 from mlsm_plugin.huggingface.pretraining_sequences import PretrainingSequences
@@ -105,6 +106,6 @@ def test_settings_out_of_range_are_one_line(settings: dict[str, Any], message: s
 
 
 def test_what_decides_the_result_is_in_the_plan() -> None:
-    one, other = TrainingSettings(workers=0, cpu=True), TrainingSettings(workers=3)
-    assert one.deciding() == other.deciding()
-    assert TrainingSettings(seed=2).deciding() != one.deciding()
+    first = TrainingSettings(workers=0, cpu=True)
+    assert identity(first) == identity(TrainingSettings(workers=3))
+    assert identity(first) != identity(TrainingSettings(seed=2))

@@ -86,6 +86,10 @@ class StepRecord:
         figures: JsonObject = self._recorded().get(name, {}).get("figures", {})
         return figures
 
+    def seconds_of(self, name: str) -> float:
+        """How long a step took when it was done; 0 if it was not."""
+        return float(self._recorded().get(name, {}).get("seconds", 0))
+
     def _recorded(self) -> JsonObject:
         return check_json(read_json(self.path), STEPS, self.path) if self.path.exists() else {}
 
@@ -127,7 +131,7 @@ class StepRecord:
         if self.process.rank == 0:
             steps = self._recorded()
             outputs = fingerprints_of(_checked(step))
-            entry = {**steps[step.name], "done": True, "seconds": round(seconds, 1), "outputs": outputs}
+            entry = {**steps[step.name], "done": True, "seconds": round(seconds, 3), "outputs": outputs}
             if isinstance(result, dict):
                 entry["figures"] = result
             write_json(self.path, {**steps, step.name: entry})
