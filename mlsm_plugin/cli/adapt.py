@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--text", nargs="+", required=True, metavar="FILE", help=text)
     parser.add_argument("--output", type=output_folder, required=True, metavar="DIR", help="folder for all output")
     add_settings(parser, Adaptation, only=("objective", "student", "vocab_size", "valid_texts"))
-    add_settings(parser, Adaptation, only=("max_length", "max_unk_rate"))
+    add_settings(parser, Adaptation, only=("max_length", "max_unk_rate", "sentence_transformer"))
     masks = {
         "mask_prob": Depends("0.15; with --student 0.3"),
         "mask_prob_end": Depends("--mask-prob; with --student 0.15"),

@@ -56,6 +56,7 @@ from mlsm_plugin.huggingface.pretraining_model import (
 )
 from mlsm_plugin.huggingface.pretraining_sequences import PretrainingSequences, SpanGroups
 from mlsm_plugin.huggingface.saved_folder import check_saved, save_pretrained
+from mlsm_plugin.huggingface.sentence_modules import copy_modules, modules_of, write_modules
 from mlsm_plugin.huggingface.sentence_vectors import SentenceCollator, SentenceVectors, write_vectors
 from mlsm_plugin.huggingface.student_model import learn_tokenizer, new_model, student_config
 from mlsm_plugin.huggingface.text_sequences import default_max_length, write_text_sequences
@@ -162,6 +163,10 @@ class Adaptation(KnownText):
     learning: LearningSettings | None = None
     latent_top: int | None = option(None, least=1, help="keep the N strongest atoms of each code")
     masking: Masking = field(default_factory=Masking)
+    sentence_transformer: bool = option(
+        False,
+        help="write a folder of sentence-transformers, whose vectors are means; a MODEL that came as one stays one",
+    )
     max_length: int | None = option(
         None, least=1, help="ids of the longest sequence (default: what the model can take, at most 512)"
     )
@@ -572,9 +577,20 @@ class _Chain:
             with new_model_folder(self.output / MODEL, overwrite=True) as folder:
                 model = self.trainer.accelerator.unwrap_model(self.trainer.model)
                 save_pretrained(folder, model, self.fast_tokenizer)
+                self._write_modules(folder)
                 lines = (line for line in read_text(self.settings.texts) if line)
                 check_saved(folder, model, self.tokenizer, islice(lines, COMPARED_LINES))
         return _losses(after)
+
+    def _write_modules(self, folder: Path) -> None:
+        """Write what sentence-transformers reads, if MODEL came with it or it was asked for."""
+        modules = modules_of(self.source)
+        if modules and self.settings.student is None:
+            copy_modules(self.source, folder)
+        elif modules or self.settings.sentence_transformer:
+            normalized = any(module["type"].endswith("Normalize") for module in modules)
+            width = int(self.config.hidden_size)
+            write_modules(folder, width=width, max_length=positions_of(self.config), normalized=normalized)
 
     def _datasets(self) -> Sequence[PretrainingSequences | SpanGroups | SentenceVectors]:
         """The datasets to train and to evaluate on."""

@@ -19,12 +19,14 @@ from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer, Trainin
 
 from mlsm_plugin.cli import adapt
 from mlsm_plugin.core.files import atomic_files
+from mlsm_plugin.core.files.atomic_files import read_json
 from mlsm_plugin.core.files.step_record import StepRecord
 from mlsm_plugin.core.hidden_states import hf_encoder
 from mlsm_plugin.core.hidden_states.hf_encoder import load_library_model
 from mlsm_plugin.core.text.hf_tokenizer import HuggingFaceTokenizer
 from mlsm_plugin.core.text.masked_reading import masked_lines
 from mlsm_plugin.huggingface import LatentSemanticModel, adaptation
+from mlsm_plugin.huggingface.sentence_modules import modules_of
 from tests.cli.coding_runs import start_mlsm
 from tests.conftest import failing_mlsm, made_once, mlsm
 from tests.tensorboard_files import scalars
@@ -130,6 +132,8 @@ def test_a_student_has_a_size_and_maybe_a_vocabulary_of_its_own(
     model, info = AutoModelForMaskedLM.from_pretrained(folder, output_loading_info=True)
     assert (set(info["missing_keys"]), set(info["unexpected_keys"])) == (set(), set())
     assert (model.config.model_type, model.config.hidden_size) == ("modernbert", 64)
+    assert [module["type"].split(".")[-1] for module in modules_of(folder)] == ["Transformer", "Pooling", "Normalize"]
+    assert read_json(folder / "1_Pooling" / "config.json")["word_embedding_dimension"] == 64
     tokenizer = AutoTokenizer.from_pretrained(folder)
     size = 300 if vocabulary else len(AutoTokenizer.from_pretrained(teacher))
     assert model.config.vocab_size == len(tokenizer) == size

@@ -1,6 +1,7 @@
 """The folder of a Hugging Face model: no file of another model may be left in it, since it would be read, too."""
 
 import filecmp
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,7 +32,12 @@ FILES_OF_MODELS = (
     "chat_template.*",
     "preprocessor_config.json",
     "processor_config.json",
+    # of sentence-transformers
+    "modules.json",
+    "sentence_*_config.json",
+    "config_sentence_transformers.json",
 )
+FOLDERS_OF_MODULES = "[0-9]*_[A-Z]*"  # of sentence-transformers, such as 1_Pooling
 # files that may be beside a model: its card, and those of a repository
 BESIDE_MODELS = (".*", "*.md", "LICENSE*")
 
@@ -52,7 +58,10 @@ def new_model_folder(path: PathLike, *, overwrite: bool = False) -> Iterator[Pat
             problem = f"{path} holds another model already ({stale[0].name})"
             raise ValueError(f"{problem}; name a new folder, or pass --overwrite to replace it")
         for file in stale:
-            file.unlink()
+            if file.is_dir():
+                shutil.rmtree(file)
+            else:
+                file.unlink()
 
 
 def check_new_model_folder(path: PathLike) -> None:
@@ -76,8 +85,13 @@ def check_model_folder(path: PathLike) -> None:
 
 def _files_of_models(path: Path) -> list[Path]:
     files = {file for pattern in FILES_OF_MODELS for file in path.glob(pattern) if not file.is_dir()}
-    return sorted(files)
+    folders = {folder for folder in path.glob(FOLDERS_OF_MODULES) if folder.is_dir()}
+    return sorted(files | folders)
 
 
 def _is_same(file: Path, replacement: Path) -> bool:
+    if file.is_dir():
+        names = {path.name for path in file.iterdir()}
+        new_names = {path.name for path in replacement.iterdir()} if replacement.is_dir() else set()
+        return names == new_names and all(_is_same(file / name, replacement / name) for name in names)
     return replacement.is_file() and filecmp.cmp(file, replacement, shallow=False)

@@ -1,0 +1,62 @@
+"""What sentence-transformers reads beside a model: how the vector of a text is made of its hidden states."""
+
+import shutil
+from pathlib import Path
+
+from mlsm_plugin.core.files.atomic_files import read_json, write_json
+from mlsm_plugin.core.files.json_checks import JsonObject, check_json, fields, list_of, text
+
+MODULES_FILE = "modules.json"
+CONFIG_FILES = ("config_sentence_transformers.json", "sentence_bert_config.json")
+CHECK = list_of(fields({"type": text, "path": text}))
+TYPES = "sentence_transformers.models."
+NEW_MODULES = ("Transformer", "Pooling")
+
+
+def modules_of(folder: Path) -> list[JsonObject]:
+    """The modules of a folder of sentence-transformers, in order; none for another folder.
+
+    ValueError if ``modules.json`` is damaged, or names a folder that is not in this one.
+    """
+    path = folder / MODULES_FILE
+    if not path.is_file():
+        return []
+    modules: list[JsonObject] = check_json(read_json(path), CHECK, path)
+    for module in modules:
+        if module["path"] and Path(module["path"]).name != module["path"]:
+            raise ValueError(f"{path} names the folder {module['path']!r}, which is not in {folder}")
+    return modules
+
+
+def copy_modules(source: Path, folder: Path) -> None:
+    """Copy what sentence-transformers reads, but for the model itself, from the folder ``source``."""
+    modules = modules_of(source)
+    for module in modules:
+        if module["path"] and (source / module["path"]).is_dir():
+            shutil.copytree(source / module["path"], folder / module["path"])
+    for name in CONFIG_FILES:
+        if (source / name).is_file():
+            shutil.copy(source / name, folder / name)
+    write_json(folder / MODULES_FILE, modules)
+
+
+def write_modules(folder: Path, *, width: int, max_length: int, normalized: bool = False) -> None:
+    """Write for a model that the vector of a text is the mean of its last hidden states.
+
+    Args:
+        folder: of the model.
+        width: of its hidden states.
+        max_length: longest text in tokens, special ones included; what is longer is cut.
+        normalized: whether vectors have the length 1.
+    """
+    names = [*NEW_MODULES, "Normalize"] if normalized else list(NEW_MODULES)
+    modules = [
+        {"idx": number, "name": str(number), "path": f"{number}_{name}" if number else "", "type": f"{TYPES}{name}"}
+        for number, name in enumerate(names)
+    ]
+    for module in modules[1:]:
+        (folder / str(module["path"])).mkdir()
+    pooling = {"word_embedding_dimension": width, "pooling_mode_mean_tokens": True}
+    write_json(folder / "1_Pooling" / "config.json", pooling)
+    write_json(folder / "sentence_bert_config.json", {"max_seq_length": max_length, "do_lower_case": False})
+    write_json(folder / MODULES_FILE, modules)
