@@ -47,7 +47,9 @@ from mlsm_plugin.huggingface.collators import (
     TokenContrastiveCollator,
 )
 from mlsm_plugin.huggingface.distilled_model import DistilledModel, SentenceVectorModel
+from mlsm_plugin.huggingface.epoch_order import samples_of_update
 from mlsm_plugin.huggingface.latent_semantic_model import LatentSemanticModel
+from mlsm_plugin.huggingface.model_card import CardFacts, write_card
 from mlsm_plugin.huggingface.pretraining_model import (
     MaskedLmModel,
     PretrainingModel,
@@ -214,7 +216,7 @@ def adapt(settings: Adaptation) -> dict[str, JsonObject]:
     output = Path(settings.output)
     record = StepRecord(output / RECORD, process)
     _check_folder(output, record)
-    chain = _Chain(settings, process, _recorded_processes(record, process))
+    chain = _Chain(settings, process, record)
     with only_writer(output) if process.rank == 0 else nullcontext():
         if not record.is_complete(chain.steps()):
             if record.settings_of("training").get("processes", process.world_size) != process.world_size:
@@ -244,19 +246,15 @@ def _check_folder(output: Path, record: StepRecord) -> None:
     check_new_model_folder(output / MODEL)
 
 
-def _recorded_processes(record: StepRecord, process: ProcessRank) -> int:
-    """The number of processes that train, which decides batches and updates: of a training that is there, or now."""
-    recorded: int = record.settings_of("training").get("processes", process.world_size)
-    return recorded
-
-
 class _Chain:
     """The steps of an adaptation, and what they share, each opened once."""
 
-    def __init__(self, settings: Adaptation, process: ProcessRank, processes: int) -> None:
+    def __init__(self, settings: Adaptation, process: ProcessRank, record: StepRecord) -> None:
         self.settings = settings
         self.process = process
-        self.processes = processes
+        self.record = record
+        # that train, which decides batches and updates: of a training that is there, or now
+        self.processes: int = record.settings_of("training").get("processes", process.world_size)
         self.output = Path(settings.output)
         self.source, self.config, self.coded_tokenizer = model_and_tokenizer(settings.model, weights=True)
         self.tokenizer_folder = self.source if settings.vocab_size is None else self.output / TOKENIZER
@@ -578,6 +576,7 @@ class _Chain:
                 model = self.trainer.accelerator.unwrap_model(self.trainer.model)
                 save_pretrained(folder, model, self.fast_tokenizer)
                 self._write_modules(folder)
+                self._write_card(folder, _losses(after))
                 lines = (line for line in read_text(self.settings.texts) if line)
                 check_saved(folder, model, self.tokenizer, islice(lines, COMPARED_LINES))
         return _losses(after)
@@ -591,6 +590,32 @@ class _Chain:
             normalized = any(module["type"].endswith("Normalize") for module in modules)
             width = int(self.config.hidden_size)
             write_modules(folder, width=width, max_length=positions_of(self.config), normalized=normalized)
+
+    def _write_card(self, folder: Path, after: dict[str, float]) -> None:
+        settings = self.settings
+        shown: dict[str, object] = {"ids of a sequence": f"at most {self.length}"}
+        if settings.objective in COLLATORS:
+            shown["masked"] = settings.masking.mask_prob
+            if settings.masking.mask_prob_end is not None:
+                shown["masked at the end"] = settings.masking.mask_prob_end
+        shown["sequences of an update"] = samples_of_update(self.trainer.args)
+        shown["optimizer"] = self.training.optimizer
+        shown["learning rate"] = self.training.learning_rate
+        shown["seed"] = self.training.seed
+        if self.learning is not None:
+            shown["dictionary"] = f"{self.learning.coder}, {self.learning.atoms} atoms, layer {self.learning.layer}"
+        facts = CardFacts(
+            model=settings.model,
+            student=settings.student,
+            objective=settings.objective,
+            updates=self.trainer.state.global_step,
+            texts=settings.texts,
+            before=self.record.figures_of("before"),
+            after=after,
+            settings=shown,
+            fills_masks=self.model.has_trained_head,
+        )
+        write_card(folder, facts)
 
     def _datasets(self) -> Sequence[PretrainingSequences | SpanGroups | SentenceVectors]:
         """The datasets to train and to evaluate on."""

@@ -19,14 +19,14 @@ from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer, Trainin
 
 from mlsm_plugin.cli import adapt
 from mlsm_plugin.core.files import atomic_files
-from mlsm_plugin.core.files.atomic_files import read_json
+from mlsm_plugin.core.files.atomic_files import read_json, sha256_of_files
 from mlsm_plugin.core.files.step_record import StepRecord
 from mlsm_plugin.core.hidden_states import hf_encoder
 from mlsm_plugin.core.hidden_states.hf_encoder import load_library_model
 from mlsm_plugin.core.text.hf_tokenizer import HuggingFaceTokenizer
 from mlsm_plugin.core.text.masked_reading import masked_lines
 from mlsm_plugin.huggingface import LatentSemanticModel, adaptation
-from mlsm_plugin.huggingface.sentence_modules import modules_of
+from mlsm_plugin.huggingface.sentence_modules import modules_of, write_modules
 from tests.cli.coding_runs import start_mlsm
 from tests.conftest import failing_mlsm, made_once, mlsm
 from tests.tensorboard_files import scalars
@@ -77,6 +77,11 @@ def test_a_stock_model_becomes_an_adapted_stock_model(start: Path, tmp_path: Pat
     assert (learning["atoms"], learning["batch_size"], learning["learning_rate"]) == (20, 256, 3e-3)
     model, info = AutoModelForMaskedLM.from_pretrained(tmp_path / "out" / "model", output_loading_info=True)
     assert (set(info["missing_keys"]), set(info["unexpected_keys"])) == (set(), set())
+    card = (tmp_path / "out" / "model" / "README.md").read_text(encoding="utf-8")
+    assert "pipeline_tag: fill-mask" in card
+    assert "An adaptation of `model` to a text. It was trained for 30 updates with masked latent semantic" in card
+    assert f"| mlm_loss | {figures['before']['mlm_loss']:.4f} | {figures['after']['mlm_loss']:.4f} |" in card
+    assert f"| text.txt | `{sha256_of_files(start / 'text.txt')}` |" in card
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out" / "model")
     assert bool(model(**tokenizer("a film", return_tensors="pt")).logits.isfinite().all())
     assert LatentSemanticModel.from_pretrained(tmp_path / "out" / "model").latent_head.out_features == 20
@@ -124,6 +129,7 @@ def test_a_student_has_a_size_and_maybe_a_vocabulary_of_its_own(
     start: Path, tmp_path: Path, vocabulary: tuple[object, ...]
 ) -> None:
     teacher = make_model("bert", start / "text.txt", tmp_path / "headless")
+    write_modules(teacher, width=32, max_length=20, normalized=True)
     _, _, *options = words(
         start, tmp_path / "out", "--updates", 30, "--learning-rate", 4e-3, "--valid", start / "valid.txt"
     )

@@ -1,0 +1,106 @@
+"""The card of an adapted model: what it was trained on, how, and what it gained on held-out text."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mlsm_plugin.core.files.atomic_files import PathLike, atomic_open, sha256_of_files
+from mlsm_plugin.version import __version__
+
+CARD = "README.md"
+PAPERS = {  # of the objectives
+    "mlm": "masked language modelling (Devlin et al., 2019, [N19-1423](https://aclanthology.org/N19-1423))",
+    "mlsm": "masked latent semantic modelling (Berend, 2023, "
+    "[findings-acl.876](https://aclanthology.org/2023.findings-acl.876))",
+    "mlsm+mlm": "masked latent semantic modelling together with masked language modelling (Berend, 2023, "
+    "[findings-acl.876](https://aclanthology.org/2023.findings-acl.876))",
+    "taco": "masked language modelling with a token-level contrastive loss (Fu et al., 2022, "
+    "[acl-long.193](https://aclanthology.org/2022.acl-long.193))",
+    "npm": "nonparametric masked language modelling (Min et al., 2023, [2212.01349](https://arxiv.org/abs/2212.01349))",
+    "distill": "the predictions of a larger model (Hinton et al., 2015, "
+    "[1503.02531](https://arxiv.org/abs/1503.02531))",
+    "distill-vectors": "the sentence vectors of another model (Reimers and Gurevych, 2020, "
+    "[2020.emnlp-main.365](https://aclanthology.org/2020.emnlp-main.365))",
+}
+TEXT = """---
+library_name: transformers
+pipeline_tag: {task}
+---
+
+# {title}
+
+{origin} It was trained for {updates:,} updates with {objective}.
+
+```python
+from transformers import pipeline
+
+pipeline("{task}", "PATH")
+```
+
+## Text
+
+| file | SHA-256 |
+| --- | --- |
+{texts}
+
+## Held-out text
+
+{figures}
+
+## Settings
+
+{settings}
+
+Made with mlsm_plugin {version}.
+"""
+
+
+@dataclass(frozen=True)
+class CardFacts:
+    """What a card says.
+
+    Attributes:
+        model: name of the model that was given.
+        student: size of a new model that learned from it; None: the model itself was trained.
+        objective: name of the objective.
+        updates: number of updates.
+        texts: files to train on.
+        before, after: losses on held-out text, in nats.
+        settings: further names and values.
+        fills_masks: whether it has a trained masked-LM head.
+    """
+
+    model: str
+    student: str | None
+    objective: str
+    updates: int
+    texts: Sequence[PathLike]
+    before: Mapping[str, float]
+    after: Mapping[str, float]
+    settings: Mapping[str, object]
+    fills_masks: bool
+
+
+def write_card(folder: Path, facts: CardFacts) -> None:
+    """Write the card of the model in a folder."""
+    name = Path(facts.model).name or facts.model
+    origin = f"An adaptation of `{name}` to a text."
+    if facts.student is not None:
+        origin = f"A new model of the size {facts.student}, whose codes or tokenizer come from `{name}`."
+    rows = ["| loss in nats | before | after |", "| --- | ---: | ---: |"]
+    for loss, value in facts.after.items():
+        before = facts.before.get(loss)
+        rows.append(f"| {loss} | {'' if before is None else f'{before:.4f}'} | {value:.4f} |")
+    card = TEXT.format(
+        task="fill-mask" if facts.fills_masks else "feature-extraction",
+        title=f"{name}, {facts.objective}" if facts.student is None else f"{facts.student} from {name}",
+        origin=origin,
+        updates=facts.updates,
+        objective=PAPERS[facts.objective],
+        texts="\n".join(f"| {Path(path).name} | `{sha256_of_files(path)}` |" for path in facts.texts),
+        figures="\n".join(rows),
+        settings="\n".join(f"- {key}: {value}" for key, value in facts.settings.items()),
+        version=__version__,
+    )
+    with atomic_open(folder / CARD, "w") as file:
+        file.write(card)
