@@ -56,6 +56,19 @@ def test_the_commands_adapt_a_model_alone_and_in_ranks(folder: Path) -> None:
     assert (folder / "tokens" / "train.codes" / "meta.json").exists()
 
 
+def test_a_small_encoder_comes_out_of_a_published_one(folder: Path) -> None:
+    train, evaluate = bash_blocks(read("docs/small_encoder.md"))
+    assert train.split("--valid")[0].strip() in read("README.md")
+    train = train.replace("TEACHER", "MODEL").replace("4x256", "1x64").replace("8000", "300")
+    train = train.replace("valid.txt", "train.txt")
+    run_in(folder, f"{train.strip()} --atoms 40 --k 4 --tokens 500 --updates 2 --batch-size 4 --cpu")
+    for name in ("train.tsv", "test.tsv"):
+        lines = [f"{label}\tthe {word} of a value" for label, word in (("0", "name"), ("1", "class"))] * 4
+        (folder / name).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    printed = run_in(folder, evaluate.replace("TEACHER", "MODEL").replace("held_out.txt", "train.txt"))
+    assert "small/model" in printed
+
+
 @pytest.mark.usefixtures("warm_python")
 def test_the_lines_of_python_run(folder: Path) -> None:
     whole, parts = re.findall(r"```python\n(.*?)```", read(PAGE), flags=re.S)

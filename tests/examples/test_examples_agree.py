@@ -74,7 +74,6 @@ class Comparison:
 
 COMPARISONS = [
     Comparison("mlsm", "pretrain.sh", "mlsm.yaml"),
-    Comparison("mlsm", "huggingface.sh", "mlsm.yaml", SIZE_AND_LENGTH, {**SHORT_RUN, **NO_DROPOUT, **FILLS_MASKS}),
     Comparison(
         "mlsm",
         "demo.py",
