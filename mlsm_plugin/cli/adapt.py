@@ -29,7 +29,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("model", metavar="MODEL", help="folder or hub name of an encoder with its tokenizer")
     text = "training text, one sentence a line and blank lines between documents; may be .gz, .bz2, .xz"
-    parser.add_argument("--text", nargs="+", required=True, metavar="FILE", help=text)
+    parser.add_argument("--text", nargs="+", default=[], metavar="FILE", help=text)
+    add_settings(parser, Adaptation, only=("dataset", "split", "column"))
     parser.add_argument("--output", type=output_folder, required=True, metavar="DIR", help="folder for all output")
     add_settings(parser, Adaptation, only=("objective", "student", "vocab_size", "valid_texts"))
     add_settings(parser, Adaptation, only=("max_length", "max_unk_rate", "sentence_transformer"))

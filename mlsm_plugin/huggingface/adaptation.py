@@ -46,6 +46,7 @@ from mlsm_plugin.huggingface.collators import (
     SpanGroupsCollator,
     TokenContrastiveCollator,
 )
+from mlsm_plugin.huggingface.dataset_text import rows_of_dataset, rows_of_files, write_column
 from mlsm_plugin.huggingface.distilled_model import DistilledModel, SentenceVectorModel
 from mlsm_plugin.huggingface.epoch_order import samples_of_update
 from mlsm_plugin.huggingface.latent_semantic_model import LatentSemanticModel
@@ -99,6 +100,7 @@ COMPARED_LINES = 200  # of the text, whose ids are compared when the model is wr
 TEXT_PARTS = ("train", "valid")
 MODEL = "model"  # the folder of the adapted model in the output
 RECORD = "steps.json"
+DOCUMENTS = "documents.txt"
 TOKENIZER = "tokenizer"
 AUXILIARY = "auxiliary"  # ends the name of sequences that the auxiliary model reads
 PLACES = "places"
@@ -129,6 +131,15 @@ class Adaptation(KnownText):
     texts: Sequence[str] = undeciding()
     output: str = undeciding()
     objective: str = option("mlsm+mlm", choices=tuple(MODELS), help="what the model is trained for")
+    dataset: str | None = option(
+        None,
+        metavar="NAME[:CONFIG]",
+        help="text from a dataset of Hugging Face instead of files: a folder, or a name of the hub",
+    )
+    split: str = option("train", help="split of --dataset")
+    column: str | None = option(
+        None, help="column with the text, of --dataset (default: text) or of files of JSON lines, CSV or Parquet"
+    )
     student: str | None = option(
         None,
         metavar="SIZE",
@@ -182,6 +193,8 @@ class Adaptation(KnownText):
         for name, objectives in OBJECTIVES_OF_OPTIONS.items():
             if self.objective not in objectives and getattr(self, name) != getattr(Adaptation, name):
                 raise ValueError(f"{name} is only allowed with --objective {' or '.join(objectives)}")
+        if bool(self.texts) is (self.dataset is not None):
+            raise ValueError("pass either files with --text, or --dataset")
         if self.student is None and self.vocab_size is not None:
             raise ValueError("vocab_size needs --student: a model that is trained already has its tokenizer")
         if self.student is not None and self.auxiliary is not None:
@@ -282,17 +295,21 @@ class _Chain:
         """What is made from what, in order."""
         settings = self.settings
         output = self.output
-        training_texts = [Path(text) for text in settings.texts]
+        training_texts = [Path(text) for text in self.texts_to_train]
         texts = [*training_texts, *(Path(text) for text in settings.valid_texts)]
         tokens = [output / name for name in self.names]
         reading = {
-            "files": len(settings.texts),
+            "files": len(self.texts_to_train),
             "max_length": self.length,
             "apart": settings.objective == VECTORS,
             "vocabulary": self.coded_tokenizer.vocabulary_fingerprint,
             "segmentation": self.coded_tokenizer.segmentation_fingerprint,
         }
         steps = []
+        if self.texts_to_train != settings.texts:
+            source = {"dataset": settings.dataset, "split": settings.split, "column": settings.column}
+            files = [Path(text) for text in settings.texts]
+            steps.append(Step("documents", self.write_documents, source, files, [output / DOCUMENTS]))
         if settings.vocab_size is not None:
             size = {"vocab_size": settings.vocab_size, **reading}
             steps.append(Step("tokenizer", self.learn_tokenizer, size, training_texts, [output / TOKENIZER]))
@@ -338,6 +355,13 @@ class _Chain:
             raise ValueError(f"--max-length {self.length} is more than the {min(readers)} positions of the model")
         if self.settings.vocab_size is None:  # else there is no tokenizer yet
             _ = self.model
+
+    @property
+    def texts_to_train(self) -> Sequence[str]:
+        """The files of plain text."""
+        if self.settings.dataset is None and self.settings.column is None:
+            return self.settings.texts
+        return [str(self.output / DOCUMENTS)]
 
     @property
     def names(self) -> list[str]:
@@ -408,7 +432,7 @@ class _Chain:
     def texts(self) -> Texts:
         """The sequences to train on and to evaluate on; ValueError if they are too few."""
         fewest = 2 if self.settings.objective == "npm" else 1  # npm finds spans in other sequences
-        text = self._sequences(self.settings.texts, "tokens")
+        text = self._sequences(self.texts_to_train, "tokens")
         if self.settings.valid_texts:
             train = text
             valid = self._sequences(self.settings.valid_texts, "valid")
@@ -484,14 +508,22 @@ class _Chain:
             trainer.add_callback(board)
         return trainer
 
+    def write_documents(self) -> None:
+        """Write the text of a dataset, or of a column of the files."""
+        rows = rows_of_files(self.settings.texts)
+        if self.settings.dataset is not None:
+            rows = rows_of_dataset(self.settings.dataset, self.settings.split)
+        number = write_column(rows, self.settings.column or "text", self.output / DOCUMENTS)
+        print(f"{number:,} documents")
+
     def learn_tokenizer(self) -> None:
         """Learn a tokenizer from the text to train on."""
         assert self.settings.vocab_size is not None
-        learn_tokenizer(self.settings.texts, self.source, self.output / TOKENIZER, vocab_size=self.settings.vocab_size)
+        learn_tokenizer(self.texts_to_train, self.source, self.output / TOKENIZER, vocab_size=self.settings.vocab_size)
 
     def align(self) -> None:
         """Write the text as the auxiliary model reads it, and the places of the tokens in it."""
-        sources = [self.settings.texts, self.settings.valid_texts]
+        sources = [self.texts_to_train, self.settings.valid_texts]
         for name, texts in zip(self.names, sources, strict=False):
             write_aligned(
                 texts,
@@ -507,12 +539,12 @@ class _Chain:
     def write_text(self) -> None:
         """Tokenize the text."""
         if self.settings.valid_texts:
-            warn_of_the_same_text(self.settings.texts, self.settings.valid_texts)
+            warn_of_the_same_text(self.texts_to_train, self.settings.valid_texts)
         _ = self.texts
 
     def write_vectors(self) -> None:
         """Write the vectors of the teacher."""
-        for texts, name in ((self.settings.texts, "tokens"), (self.settings.valid_texts, "valid")):
+        for texts, name in ((self.texts_to_train, "tokens"), (self.settings.valid_texts, "valid")):
             if texts:
                 write_vectors(
                     texts,
@@ -577,7 +609,7 @@ class _Chain:
                 save_pretrained(folder, model, self.fast_tokenizer)
                 self._write_modules(folder)
                 self._write_card(folder, _losses(after))
-                lines = (line for line in read_text(self.settings.texts) if line)
+                lines = (line for line in read_text(self.texts_to_train) if line)
                 check_saved(folder, model, self.tokenizer, islice(lines, COMPARED_LINES))
         return _losses(after)
 
@@ -609,7 +641,7 @@ class _Chain:
             student=settings.student,
             objective=settings.objective,
             updates=self.trainer.state.global_step,
-            texts=settings.texts,
+            texts=self.texts_to_train,
             before=self.record.figures_of("before"),
             after=after,
             settings=shown,

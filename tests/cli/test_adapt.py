@@ -173,6 +173,23 @@ def test_a_student_has_no_other_auxiliary_model(start: Path, tmp_path: Path, cap
     assert "with --student, MODEL itself is the auxiliary model; leave --auxiliary out" in line
 
 
+def test_the_text_may_be_a_column_or_a_dataset(start: Path, tmp_path: Path, capsys: Capture) -> None:
+    pytest.importorskip("datasets")
+    (tmp_path / "data").mkdir()
+    file = tmp_path / "data" / "train.jsonl"
+    lines = (start / "text.txt").read_text(encoding="utf-8").split("\n\n")
+    file.write_text("".join(f"{json.dumps({'text': text, 'n': 1})}\n" for text in lines), encoding="utf-8")
+    _, model, _, _, *options = words(start, tmp_path / "out", "--updates", 1, objective="mlm")
+    mlsm("adapt", model, "--text", file, "--column", "text", *options)
+    documents = (tmp_path / "out" / "documents.txt").read_text(encoding="utf-8")
+    assert documents.split() == (start / "text.txt").read_text(encoding="utf-8").split()
+    options[1] = tmp_path / "second"
+    mlsm("adapt", model, "--dataset", tmp_path / "data", *options)
+    assert (tmp_path / "second" / "documents.txt").read_text(encoding="utf-8") == documents
+    for text in ((), ("--dataset", tmp_path / "data", "--text", file)):
+        assert "pass either files with --text, or --dataset" in failing_mlsm(capsys, "adapt", model, *text, *options)
+
+
 @pytest.mark.parametrize("objective", ["mlsm", "npm", "distill-vectors"])
 def test_a_head_that_was_not_trained_is_not_written(
     start: Path, tmp_path: Path, capsys: Capture, objective: str

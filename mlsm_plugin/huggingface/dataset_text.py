@@ -1,0 +1,72 @@
+"""Text in a column of JSON lines, CSV or Parquet, or of a dataset of the hub, as a plain text file."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from mlsm_plugin.core.files.atomic_files import PathLike, atomic_open
+from mlsm_plugin.core.files.hf_files import first_line
+from mlsm_plugin.core.files.progress import Progress
+from mlsm_plugin.core.text.text_files import check_text
+
+KINDS_OF_SUFFIXES = {".jsonl": "json", ".json": "json", ".csv": "csv", ".tsv": "csv", ".parquet": "parquet"}
+COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
+
+
+def write_column(rows: Iterable[dict[str, Any]], column: str, output: PathLike) -> int:
+    """Write the texts of a column as documents, with a blank line after each; returns their number.
+
+    The file appears as a whole. ValueError if a row lacks the column, or has something else than text in it, or there
+    is no text.
+    """
+    documents = 0
+    with atomic_open(output, "w") as file, Progress(desc="reading the dataset", unit="document") as progress:
+        for number, row in enumerate(rows, 1):
+            if column not in row:
+                raise ValueError(f"row {number} has no column {column}, only {', '.join(row)}; name one with --column")
+            text = row[column]
+            if not isinstance(text, str):
+                raise ValueError(f"row {number} has {type(text).__name__} and no text in the column {column}")
+            check_text(text, f"row {number}")
+            lines = [line for line in text.splitlines() if line.strip()]
+            if lines:
+                documents += 1
+                file.write("\n".join([*lines, "", ""]))
+            progress.update(1)
+        if not documents:
+            raise ValueError(f"no row has text in the column {column}")
+    return documents
+
+
+def rows_of_files(paths: Sequence[PathLike]) -> Iterator[dict[str, Any]]:
+    """The rows of files of JSON lines, CSV or Parquet, plain or compressed, one after the other.
+
+    ValueError if a file is of another kind, or cannot be read.
+    """
+    for path in paths:
+        suffixes = [suffix.lower() for suffix in Path(path).suffixes if suffix.lower() not in COMPRESSIONS]
+        kind = KINDS_OF_SUFFIXES.get(suffixes[-1] if suffixes else "")
+        if kind is None:
+            raise ValueError(f"{path} is neither JSON lines, CSV nor Parquet, which --column is for")
+        options = {"sep": "\t"} if suffixes[-1] == ".tsv" else {}
+        yield from _rows(kind, str(path), data_files=str(path), split="train", **options)
+
+
+def rows_of_dataset(name: str, split: str) -> Iterator[dict[str, Any]]:
+    """The rows of a split of a dataset: a folder, or a name of the hub, with ``:CONFIG`` after it if it has several.
+
+    They are read one by one. ValueError if there is no such dataset.
+    """
+    path, _, configuration = (name, "", "") if Path(name).exists() else name.partition(":")
+    yield from _rows(path, name, name=configuration or None, split=split)
+
+
+def _rows(path: str, shown: str, **options: Any) -> Iterator[dict[str, Any]]:
+    try:
+        from datasets import load_dataset
+    except ImportError:
+        raise ValueError("--column and --dataset need: pip install datasets") from None
+    try:
+        yield from load_dataset(path, streaming=True, **options)
+    except Exception as error:  # datasets has no common error for missing, damaged and unknown files
+        raise ValueError(f"{shown} cannot be read as a dataset: {first_line(error)}") from None
