@@ -28,6 +28,7 @@ from mlsm_plugin.core.files.step_record import Step, StepRecord
 from mlsm_plugin.core.hidden_states.settings import BlockSettings
 from mlsm_plugin.core.hidden_states.sources import source_of
 from mlsm_plugin.core.sparse_coding.coder import load_coder
+from mlsm_plugin.core.text.shared_text import warn_of_shared_files
 from mlsm_plugin.core.text.text_files import check_text_files, progress_bar
 from mlsm_plugin.core.text.words import count_words, word_lines, write_words
 from mlsm_plugin.fairseq_plugin.coding.corpus_coding import encode_split, learn_from_split
@@ -112,6 +113,7 @@ def text_files(folder: PathLike) -> list[Path]:
     if left_out:
         logger.warning(f"{folder}: not trained on: {', '.join(left_out)}")
     check_text_files(texts)
+    warn_of_shared_files(texts)
     return texts
 
 

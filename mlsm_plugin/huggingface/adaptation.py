@@ -33,7 +33,8 @@ from mlsm_plugin.core.machine.memory import keep_freed_memory
 from mlsm_plugin.core.masking.span_groups import SpanRules
 from mlsm_plugin.core.sparse_coding.coder import load_coder
 from mlsm_plugin.core.text.hf_tokenizer import HuggingFaceTokenizer, load_fast_tokenizer
-from mlsm_plugin.core.text.text_files import read_text, warn_of_the_same_text
+from mlsm_plugin.core.text.shared_text import warn_of_shared_files
+from mlsm_plugin.core.text.text_files import read_text
 from mlsm_plugin.core.text.unknown_tokens import KnownText
 from mlsm_plugin.huggingface.coding import encode_sequences, learn_from_sequences
 from mlsm_plugin.huggingface.collators import (
@@ -336,8 +337,8 @@ class _Run:
         """Make the sequences and the dictionary; with ``overwrite``, replace those of another plan."""
         fewest = 2 if self.settings.objective == "npm" else 1  # npm finds spans in other sequences
         text = self._sequences(self.settings.texts, "tokens", overwrite)
+        warn_of_shared_files(self.settings.texts, self.settings.valid_texts)
         if self.settings.valid_texts:
-            warn_of_the_same_text(self.settings.texts, self.settings.valid_texts)
             train = text
             valid = self._sequences(self.settings.valid_texts, "valid", overwrite)
         else:

@@ -2,7 +2,6 @@
 
 import importlib
 import io
-import logging
 import os
 import re
 import stat
@@ -11,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import IO, Any
 
-from mlsm_plugin.core.files.atomic_files import PathLike, parse_json, sha256_of_files
+from mlsm_plugin.core.files.atomic_files import PathLike, parse_json
 from mlsm_plugin.core.files.json_checks import JsonObject
 from mlsm_plugin.core.files.progress import Progress
 
@@ -45,8 +44,6 @@ JSON_LINES = 3  # after so many, a file holds JSON lines, not text that begins w
 MAX_LINE_BYTES = 16 << 20  # bounds the memory for a file without newlines
 LINES_BETWEEN_REPORTS = 1000
 
-logger = logging.getLogger(__name__)
-
 
 def check_text_files(paths: Sequence[PathLike]) -> int:
     """Check, before hours of work, that no file is missing or empty, and that their first lines are text.
@@ -68,17 +65,6 @@ def check_text_files(paths: Sequence[PathLike]) -> int:
             pass
         total += status.st_size
     return total
-
-
-def warn_of_the_same_text(train: Sequence[PathLike], *held_out: Sequence[PathLike]) -> None:
-    """Log a warning for each file of ``held_out``, such as validation text, with the content of a file of ``train``."""
-    sizes = {os.path.getsize(path) for path in train}
-    candidates = [path for paths in held_out for path in paths if os.path.getsize(path) in sizes]
-    contents = {sha256_of_files(path): path for path in train} if candidates else {}
-    for path in candidates:
-        same = contents.get(sha256_of_files(path))
-        if same is not None:
-            logger.warning("%s has the same text as %s: what is measured on it says nothing of other text", path, same)
 
 
 def read_lines(path: PathLike, report: Callable[[int], object] | None = None) -> Iterator[str]:
