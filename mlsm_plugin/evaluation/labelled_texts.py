@@ -12,7 +12,7 @@ from pathlib import Path
 from mlsm_plugin.core.files.atomic_files import PathLike
 from mlsm_plugin.core.text.labels import warn_of_similar_labels
 from mlsm_plugin.core.text.shared_text import NamedText, warn_of_shared_text
-from mlsm_plugin.core.text.text_files import check_text, json_objects, numbered_lines
+from mlsm_plugin.core.text.text_files import check_text, is_json_lines, json_objects, numbered_lines
 
 # the pipeline's tasks: the keys of the first text, how they become one, and the key of the second text
 GLUE = {
@@ -66,7 +66,7 @@ def read_labelled_texts(path: PathLike, *, regression: bool = False, header: boo
         OSError: the file cannot be read.
     """
     rows: list[tuple[str, tuple[str, ...], int]] = []
-    is_json = _is_json(path)
+    is_json = is_json_lines(path)
     if is_json and header:
         raise ValueError(f"{path} holds JSON lines, which have no header; leave --header out")
     in_tsv = ((number, [column.strip() for column in line.split("\t")]) for number, line in numbered_lines(path))
@@ -99,10 +99,6 @@ def read_labelled_texts(path: PathLike, *, regression: bool = False, header: boo
     if columns is not None and (columns[0] in labels or (regression and _is_number(columns[0]))):
         raise ValueError(f"{path}: the first line is no header: {columns[0]!r} is a label; give each file one, or none")
     return LabelledTexts(Path(path), labels, texts, lines)
-
-
-def _is_json(path: PathLike) -> bool:
-    return ".jsonl" in Path(path).suffixes
 
 
 def _json_rows(path: PathLike) -> Iterator[tuple[int, list[str]]]:
@@ -149,7 +145,7 @@ def check_same_kind(
             )
         unseen = sorted(set(file.labels) - known)
         if unseen and not regression:
-            hint = FIRST_LINE if file.labels[0] in unseen and not _is_json(file.path) else ""
+            hint = FIRST_LINE if file.labels[0] in unseen and not is_json_lines(file.path) else ""
             raise ValueError(f"{file.path} has labels that {train.path} lacks: {', '.join(unseen[:5])}{hint}")
     warn_of_shared_text([_named(train)], [_named(file) for file in held_out])
     if regression:
@@ -194,7 +190,7 @@ def _check_no_single_label(train: LabelledTexts, held_out: list[LabelledTexts]) 
     single = {label for label, rows in texts_of.items() if len(rows) == 1 or (varied and len(set(rows)) == 1)}
     for index, label in enumerate(train.labels):
         if label in single:
-            hint = "" if index or _is_json(train.path) else FIRST_LINE
+            hint = "" if index or is_json_lines(train.path) else FIRST_LINE
             raise ValueError(
                 f"{train.where(index)}: no other text has the label {label!r}; correct or remove the line, or pass "
                 f"--allow-single-labels{hint}"

@@ -8,6 +8,7 @@ import stat
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
+from pathlib import Path
 from typing import IO, Any
 
 from mlsm_plugin.core.files.atomic_files import PathLike, parse_json
@@ -39,6 +40,8 @@ CONTROLS = bytes({*range(0x20), 0x7F} - {*b"\t\n\v\f\r\x1b"})
 FEWEST_CONTROLS = 4
 SHARE_OF_CONTROLS = 0.2
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")
+JSON_ENDINGS = (".jsonl", ".ndjson")  # of JSON lines, in upper or lower case
+COMPRESSED_ENDINGS = (".gz", ".bz2", ".xz")
 FIRST_LINES = 100  # that are read before hours of work
 JSON_LINES = 3  # after so many, a file holds JSON lines, not text that begins with some
 MAX_LINE_BYTES = 16 << 20  # bounds the memory for a file without newlines
@@ -118,6 +121,19 @@ def numbered_lines(path: PathLike, *, json_lines: bool = False) -> Iterator[tupl
             line = whole.rstrip("\r\n")
             if line and not line.isspace():
                 yield number, line
+
+
+def is_json_lines(path: PathLike) -> bool:
+    """Whether a file is called ``*.jsonl`` or ``*.ndjson``, perhaps with the ending of a compressed file."""
+    return any(suffix.lower() in JSON_ENDINGS for suffix in Path(path).suffixes)
+
+
+def name_without_endings(path: PathLike) -> str:
+    """The name of a file of JSON lines without the endings for JSON lines and for compression."""
+    path = Path(path)
+    while path.suffix.lower() in (*JSON_ENDINGS, *COMPRESSED_ENDINGS):
+        path = path.with_suffix("")
+    return path.name
 
 
 def json_objects(path: PathLike) -> Iterator[tuple[int, JsonObject]]:
