@@ -17,6 +17,7 @@ from transformers import Trainer, TrainerState, TrainingArguments
 
 from mlsm_plugin.core.masking.masked_share import samples_to_look_at
 from mlsm_plugin.huggingface.checked_parts import with_inner
+from mlsm_plugin.huggingface.pretraining_model import objective_name
 from mlsm_plugin.huggingface.pretraining_sequences import Samples
 
 SAMPLES = "samples of mlsm_plugin"  # key in the state of the Trainer, beside names of callbacks
@@ -81,7 +82,7 @@ def samples_record(arguments: TrainingArguments, dataset: object, model: object)
     return {
         "number of samples of an update": size,
         "seed of the order": arguments.seed if arguments.data_seed is None else arguments.data_seed,
-        "objective": type(model).__name__,
+        "objective of the model": objective_name(model),  # "objective", in earlier checkpoints, was the stock class
         "text": text.hexdigest()[:12],
     }
 
