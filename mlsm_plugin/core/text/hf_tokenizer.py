@@ -13,13 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mlsm_plugin.core.files.atomic_files import PathLike, read_json
-from mlsm_plugin.core.files.hf_files import (
-    TRAINER_STATE,
-    first_line,
-    hf_folder,
-    import_transformers,
-    save_pretrained,
-)
+from mlsm_plugin.core.files.hf_files import TRAINER_STATE, first_line, hf_folder, import_transformers, save_pretrained
 from mlsm_plugin.core.files.json_checks import anything, check_json, fields, list_of, text, whole
 from mlsm_plugin.core.files.model_files import DICTIONARY_NAME, symbols_in
 from mlsm_plugin.core.masking.token_ids import check_distinct

@@ -24,7 +24,10 @@ from mlsm_plugin.fairseq_plugin.text.text_tokenizer import EncodedBatch, TextTok
 
 BATCH_CHARACTERS = 1 << 18  # that are encoded at once
 SPLITS = ("train", "valid", "test")
-TRAIN_ANOTHER = "train the tokenizer on text like this or with a higher --character-coverage, or raise --max-unk-rate"
+TRAIN_ANOTHER = (
+    "train the tokenizer on text like this, or with a higher --character-coverage of `mlsm tokenizer`; to keep the text as "
+    "it is, raise --max-unk-rate of `mlsm binarize`"
+)
 
 
 @dataclass

@@ -26,7 +26,10 @@ def write(path: Path, lines: list[str]) -> Path:
 def test_lines_of_the_training_text_in_held_out_text_are_counted(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, held_out: list[str], share: int, name: str
 ) -> None:
-    train = [write(tmp_path / "a.txt", ["a line before the others", "", *OTHER[100:]]), write(tmp_path / "b.txt", LINES)]
+    train = [
+        write(tmp_path / "a.txt", ["a line before the others", "", *OTHER[100:]]),
+        write(tmp_path / "b.txt", LINES),
+    ]
     valid = write(tmp_path / name, held_out[:100] if held_out == OTHER else held_out)
     warn_of_shared_files(train, [], [valid])
     said = (
@@ -59,9 +62,7 @@ def test_a_text_that_is_trained_on_twice_is_named(tmp_path: Path, caplog: pytest
     ]
 
 
-def test_a_long_text_is_compared_by_a_sample(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_long_text_is_compared_by_a_sample(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(shared_text, "COMPARED_LINES", 500)
     lines = [f"{number:08d} is the beginning of a line" for number in range(20_000)]
     warn_of_shared_text([NamedText("train", lines[:10_000])], [NamedText("valid", iter(lines[5_000:]))])

@@ -6,7 +6,6 @@ import bz2
 import gzip
 import json
 import lzma
-from pathlib import Path
 
 import pytest
 
