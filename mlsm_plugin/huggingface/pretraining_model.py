@@ -314,8 +314,8 @@ def _warn_of_low_precision(model: nn.Module) -> None:
     low = sorted(kinds & {"bfloat16", "float16"})
     if low:
         logger.warning(
-            f"the weights of this {type(model).__name__} are in {' and '.join(low)}: it computes in this precision, and "
-            "updates that are smaller than its rounding are lost; train model.float(), with bf16=True in the "
+            f"the weights of this {type(model).__name__} are in {' and '.join(low)}: it computes in this precision, "
+            "and updates that are smaller than its rounding are lost; train model.float(), with bf16=True in the "
             "TrainingArguments for fast products"
         )
 

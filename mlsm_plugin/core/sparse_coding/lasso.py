@@ -92,7 +92,8 @@ class LassoCoder(SparseCoder):
         dictionary = AtomDictionary.load(directory)
         if dictionary.meta.get("lambda") is None and options.lambda_ is None:
             raise ValueError(
-                f"{directory} does not say its lambda; pass --lambda to `mlsm encode`, or import it with `mlsm convert --lambda`"
+                f"{directory} does not say its lambda; pass --lambda to `mlsm encode`, or import it with "
+                "`mlsm convert --lambda`"
             )
         return cls(dictionary, options)
 

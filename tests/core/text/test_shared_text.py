@@ -19,7 +19,7 @@ def write(path: Path, lines: list[str]) -> Path:
 
 
 @pytest.mark.parametrize(
-    "held_out, share",
+    ("held_out", "share"),
     [(LINES, 100), (["one line more, which is another", *LINES], 100), (LINES[:20] + OTHER[:80], 20), (OTHER, 0)],
 )
 @pytest.mark.parametrize("name", ["valid.txt", "valid.txt.gz"])
