@@ -77,8 +77,8 @@ def pair_files(paths: Sequence[PathLike]) -> list[str]:
 
 def _files_in(folder: Path) -> list[str]:
     """The files with pairs in a folder and below; what lies in hidden folders is not looked at."""
-    files = []
-    left_out = []
+    files: list[str] = []
+    left_out: list[str] = []
     for path in sorted(folder.rglob("*")):
         parts = path.relative_to(folder).parts
         if any(part.startswith(".") for part in parts[:-1]) or (path.is_dir() and not path.is_symlink()):

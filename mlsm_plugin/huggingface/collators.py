@@ -19,7 +19,7 @@ from mlsm_plugin.core.losses.token_contrastive import Contrast, generator_of, sa
 from mlsm_plugin.core.masking.masked_share import MaskReplacement
 from mlsm_plugin.core.masking.span_corruption import SpanCorruptionCollator, padded
 from mlsm_plugin.core.masking.span_groups import SpanMasking, SpanRules, collate_groups, draw_spans
-from mlsm_plugin.core.masking.token_ids import check_padding
+from mlsm_plugin.core.masking.token_ids import check_largest_id, check_padding
 from mlsm_plugin.core.masking.word_boundaries import SPAN_MASKS, word_boundaries
 from mlsm_plugin.core.text.hf_tokenizer import (
     check_masked_lm_tokenizer,
@@ -82,11 +82,7 @@ class _TextCollator:
 
     def _content(self, name: str, ids: np.ndarray) -> int:
         """How many ids of a sequence are text; raises ValueError for ids that the tokenizer does not have."""
-        if ids.max(initial=0) >= len(self.special):
-            raise ValueError(
-                f"{name} has the id {int(ids.max())}, and the tokenizer has only ids below {len(self.special)}; pass "
-                "the tokenizer that made the ids"
-            )
+        check_largest_id(ids, self.largest_id, name)
         return int((~self.special[ids]).sum())
 
 

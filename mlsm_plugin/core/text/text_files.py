@@ -2,6 +2,7 @@
 
 import importlib
 import io
+import logging
 import os
 import re
 import stat
@@ -46,6 +47,8 @@ FIRST_LINES = 100  # that are read before hours of work
 JSON_LINES = 3  # after so many, a file holds JSON lines, not text that begins with some
 MAX_LINE_BYTES = 16 << 20  # bounds the memory for a file without newlines
 LINES_BETWEEN_REPORTS = 1000
+
+logger = logging.getLogger(__name__)
 
 
 def check_text_files(paths: Sequence[PathLike]) -> int:
@@ -137,12 +140,20 @@ def name_without_endings(path: PathLike) -> str:
 
 
 def json_objects(path: PathLike) -> Iterator[tuple[int, JsonObject]]:
-    """As :func:`numbered_lines`, of JSON objects; empty for another value. ValueError names a line that is not JSON."""
+    """As :func:`numbered_lines`, of JSON objects; empty for another value. ValueError names a line that is not JSON.
+
+    A warning names the first line whose object has a key twice.
+    """
+    is_said = False
     for number, line in numbered_lines(path, json_lines=True):
+        repeated: set[str] = set()
         try:
-            item = parse_json(line)
+            item = parse_json(line, repeated)
         except ValueError as error:
             raise ValueError(f"{path}, line {number} is not JSON: {error}") from None
+        if repeated and not is_said:
+            is_said = True
+            logger.warning(f"{path}, line {number} has the key {min(repeated)!r} several times; its last value counts")
         yield number, item if isinstance(item, dict) else {}
 
 

@@ -25,8 +25,8 @@ from mlsm_plugin.fairseq_plugin.text.text_tokenizer import EncodedBatch, TextTok
 BATCH_CHARACTERS = 1 << 18  # that are encoded at once
 SPLITS = ("train", "valid", "test")
 TRAIN_ANOTHER = (
-    "train the tokenizer on text like this, or with a higher --character-coverage of `mlsm tokenizer`; to keep the text "
-    "as it is, raise --max-unk-rate of `mlsm binarize`"
+    "train the tokenizer on text like this, or with a higher --character-coverage of `mlsm tokenizer`; to keep the "
+    "text as it is, raise --max-unk-rate of `mlsm binarize`"
 )
 
 
