@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from mlsm_plugin.babylm.cards import CARD
-from mlsm_plugin.babylm.ledger import Ledger
-from mlsm_plugin.babylm.settings import CHECKPOINTS, MAIN
+from mlsm_plugin.babylm.ledger import LEDGER, Ledger
+from mlsm_plugin.babylm.settings import CHECKPOINTS, MAIN, TRACKS
 from mlsm_plugin.core.files.atomic_files import read_json, sha256_of_files
 from mlsm_plugin.core.files.hf_files import first_line, import_transformers, weight_files
 from mlsm_plugin.core.files.json_checks import check_json, fields, list_of, number, text, whole
@@ -40,6 +40,15 @@ def _of_the_ledger(ledger: Ledger) -> Iterator[str]:
         yield f"{ledger.exposures:,} words were seen, and the track allows {ledger.exposures_allowed:,}"
     if ledger.seen != ledger.planned:
         yield f"the run has seen {ledger.seen:,} of {ledger.planned:,} words; run `mlsm babylm train` again"
+    limits = TRACKS.get(ledger.track)  # None: only the ledger knows those of a custom track
+    if limits is not None and (ledger.words_allowed, ledger.exposures_allowed) != (limits.words, limits.exposures):
+        yield (
+            f"{LEDGER} allows {ledger.words_allowed:,} words and {ledger.exposures_allowed:,} seen ones, and the track "
+            f"{ledger.track} {limits.words:,} and {limits.exposures:,}"
+        )
+    needed = {} if limits is None else limits.checkpoints(ledger.planned)
+    if lacking := [name for name in needed if name not in ledger.names]:
+        yield f"{LEDGER} does not name the checkpoints that the track asks for: {', '.join(lacking)}"
     counts = [ledger.checkpoints[name]["words"] for name in _names(ledger) if name in ledger.checkpoints]
     if counts != sorted(counts):
         yield f"the checkpoints have seen {counts} words, which do not ascend"

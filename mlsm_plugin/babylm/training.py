@@ -51,7 +51,7 @@ from mlsm_plugin.fairseq_plugin.text.symbol_files import special_symbols
 
 TEXT_NAME = re.compile(r".+\.(train|txt)(\.(gz|bz2|xz))?", re.IGNORECASE)
 TRAINED_ON = re.compile(r"\.train\b", re.IGNORECASE)
-NOT_TRAINED_ON = re.compile(r"\.(dev|valid|test)\b", re.IGNORECASE)
+NOT_TRAINED_ON = re.compile(r"(^|[._-])(dev|valid|validation|test)(?![a-z0-9])", re.IGNORECASE)
 LINES_AT_ONCE = 1 << 16
 LINES_OF_VALID = 100  # of the training text: a dataset needs the split, and nothing reads it
 # flags that a run sets itself, or with which an epoch would not be the whole text once
@@ -98,7 +98,8 @@ logger = logging.getLogger(__name__)
 def text_files(folder: PathLike) -> list[Path]:
     """The training text of a folder: its ``*.train`` and ``*.train.txt``, or else ``*.txt``, perhaps compressed.
 
-    A warning names files that are left out, such as empty ones; hidden files, such as ``._a.train.txt``, are ignored.
+    A warning names files and folders that are left out, such as empty files and ``valid.txt``; hidden files, such as
+    ``._a.train.txt``, are ignored.
     ValueError if there is no text, FileNotFoundError if there is no such folder.
     """
     if not Path(folder).is_dir():
@@ -110,6 +111,7 @@ def text_files(folder: PathLike) -> list[Path]:
     if not texts:
         raise ValueError(f"{folder} holds no text to train on (*.train.txt, *.train or *.txt)")
     left_out = [file.name for file in files if file not in texts]
+    left_out += sorted(f"{path.name}/" for path in Path(folder).iterdir() if path.is_dir() and path.name[0] != ".")
     if left_out:
         logger.warning(f"{folder}: not trained on: {', '.join(left_out)}")
     check_text_files(texts)

@@ -74,6 +74,12 @@ BREAK: dict[str, Callable[[Path], object]] = {
     "the run has seen 2,100 of 2,400 words; run `mlsm babylm train` again": of_ledger(seen=2100),
     "all text has 1,200 words, and the track allows 1,000": of_ledger(words_allowed=1000),
     "2,400 words were seen, and the track allows 2,000": of_ledger(exposures_allowed=2000),
+    "ledger.json allows 20,000 words and 2,400 seen ones, and the track strict-small 10,000,000": of_ledger(
+        track="strict-small", words_allowed=20_000
+    ),
+    "ledger.json does not name the checkpoints that the track asks for: chck_1M": of_ledger(
+        track="strict-small", words_allowed=10**7, exposures_allowed=10**8, planned=10**6, seen=10**6, names={}
+    ),
     "chck_2K has seen only 2,100 words": of_ledger(names={"chck_1K": 1000, "chck_2K": 2200}),
 }
 

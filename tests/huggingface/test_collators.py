@@ -311,6 +311,7 @@ def test_pairs_are_drawn_from_the_content(tokenizer: Any, anchors: str) -> None:
         (lambda: Masking(seed=-1), "seed must be at least 0 and below 2\\^63"),
         (lambda: Contrast(positive_window=1), "positive_window must be at least 2"),
         (lambda: Contrast(negatives=0), "negatives must be at least 1"),
+        (lambda: Contrast(negatives=2.5), "negatives must be a whole number, got 2.5"),
         (lambda: Contrast(anchors="some"), "anchors must be all, masked or unmasked"),
         (lambda: MaskedLmCollator(make_tokenizer(mask_token=None)), "the tokenizer has no mask token"),
         (
@@ -333,3 +334,16 @@ def test_pairs_are_drawn_from_the_content(tokenizer: Any, anchors: str) -> None:
 def test_what_cannot_be_is_one_line(make: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_a_batch_without_pairs_is_said_once(tokenizer: Any, caplog: pytest.LogCaptureFixture) -> None:
+    collator = TokenContrastiveCollator(tokenizer)
+    dataset = PretrainingSequences([[2, 9, 10, 11, 3], [2, 12, 13, 14, 3]])
+    collator(items(dataset, 0, 1))
+    assert caplog.messages == []
+    for _ in range(2):
+        collator(items(dataset, 0))
+    assert caplog.messages == [
+        "a batch of 1 sequences has no anchor with a positive and negatives, so that it trains a plain masked LM: use "
+        "larger batches, or longer sequences"
+    ]
