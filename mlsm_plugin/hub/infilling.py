@@ -65,8 +65,8 @@ class DenoisingHubInterface(torch.nn.Module):
         """Fill the gaps of a text such as ``"The <extra_id_0> walks in <extra_id_1> park"``, by beam search.
 
         ``max_length`` is the longest target in tokens; None: what the model's positions allow. ValueError if the text
-        has no sentinel, one that the model lacks, or one twice, is too long, or has too many unknown tokens, or a number
-        is not positive.
+        has no sentinel, one that the model lacks, or one twice, is too long, or has too many unknown tokens, or
+        a number is not positive.
         """
         check_search(beam, max_length)
         source = self.encode(text)

@@ -244,8 +244,8 @@ class TokenContrastiveCollator(MaskedLmCollator):
         anchors = contrast.anchors_in(content, masked)
         if not usable_anchors(anchors=anchors, positive=positive, negative=negative).any():
             self._warn_once(
-                f"a batch of {len(sequences)} sequences has no anchor with a positive and negatives, so that it trains a "
-                "plain masked LM: use larger batches, or longer sequences"
+                f"a batch of {len(sequences)} sequences has no anchor with a positive and negatives, so that it trains "
+                "a plain masked LM: use larger batches, or longer sequences"
             )
         return {**batch, "pairs": {"anchors": anchors, "positive": positive, "negative": negative}}
 

@@ -146,9 +146,7 @@ def test_no_text_vanishes_from_a_filled_text(folder: Path, tmp_path: Path, caplo
     tokenizer = AutoTokenizer.from_pretrained(folder)
     tokenizer.add_tokens(["[E1]"], special_tokens=True)
     tokenizer.save_pretrained(tmp_path / "t5")
-    text = (
-        "[E1] If the name is bound to the value of it, then the \u96ea <extra_id_0> is bound to the name of the value."
-    )
+    text = "[E1] If the name is bound to the value of it, then the \u96ea <extra_id_0> is bound to the value of it."
     filled = T5Infiller(tmp_path / "t5").infill(text, beam=1, max_length=2)
     assert filled.text.startswith("[E1] If the name")
     assert "then the <unk> " in filled.text
