@@ -17,7 +17,7 @@ from fairseq.dataclass.configs import FairseqConfig
 
 from mlsm_plugin.babylm.exports import export_kept, exporting
 from mlsm_plugin.babylm.ledger import LEDGER, OF_AUXILIARY, OF_RUN, Entry, Ledger
-from mlsm_plugin.babylm.settings import MAIN, BabylmSettings
+from mlsm_plugin.babylm.settings import MAIN, TEXT_FOLDER, BabylmSettings
 from mlsm_plugin.core.coding.coder_learning import LearningSettings
 from mlsm_plugin.core.coding.settings import StageSettings
 from mlsm_plugin.core.coding.split_coder import CodingSettings
@@ -313,6 +313,12 @@ def _finished(ledger: Ledger, output: Path, early: str | None) -> str | None:
     if early is None and ledger.seen != ledger.planned:
         early = f"the training is over after {ledger.seen:,} of {ledger.planned:,} words; train in another --output"
     export_kept(output, ledger, finished=early is None)
+    lost = [name for name in ledger.names if name not in ledger.checkpoints]
+    if early is None and lost:
+        early = (
+            f"the run has no {', '.join(lost)}, which an earlier {LEDGER} had; bring both back from a copy, or train "
+            "in another --output"
+        )
     return early
 
 
@@ -367,7 +373,7 @@ def _decisions(
 
 def _prepare(files: Sequence[Path], output: Path, tokenizer: Path, new: TokenizerSettings | None, workers: int) -> None:
     """Make the dataset, whose words are those of the text; the tokenizer is trained as ``new`` says, or exists."""
-    folder = output / "text"
+    folder = output / TEXT_FOLDER
     data_bin = output / "data-bin"
     record = StepRecord(output / "steps.json")
     texts = [folder / file.name for file in files]

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from mlsm_plugin.babylm.cards import NAMES_AND_CITATIONS, write_card
 from mlsm_plugin.babylm.checks import problems_of
-from mlsm_plugin.babylm.ledger import Ledger
+from mlsm_plugin.babylm.ledger import OF_RUN, Ledger
 from mlsm_plugin.babylm.settings import BABYLM_OBJECTIVES, TRACKS
 from mlsm_plugin.core.files.atomic_files import read_json, sha256_of_files, write_json
 from tests.babylm.made_run import make_run
@@ -98,6 +98,17 @@ def test_a_ledger_that_leaves_checkpoints_out_is_named(good: Path, tmp_path: Pat
     assert lacking in problems_of(run)
     of_ledger(names={"chck_1M": 10**6, "chck_2M": 2 * 10**6})(run)
     assert not any(problem.startswith("ledger.json") for problem in problems_of(run))
+
+
+def test_words_are_counted_again(good: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(good, tmp_path / "run")
+    (entry,) = [entry for entry in Ledger.read(run).texts if entry["of"] == OF_RUN]
+    (run / "text").mkdir(exist_ok=True)
+    text = run / "text" / entry["file"]
+    text.write_text("word " * entry["words"] + "\n", encoding="utf-8")
+    assert problems_of(run) == []
+    text.write_text("word " * 5 + "\n", encoding="utf-8")
+    assert problems_of(run) == [f"{text} has 5 words, and ledger.json says {entry['words']:,}"]
 
 
 def test_every_objective_has_a_card() -> None:
