@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 Batch = dict[str, Any]  # tensors, and groups of them, by name
 TokenIds = Sequence[int] | np.ndarray | Tensor | Mapping[str, Any]  # of a text, or an entry of a dataset with input_ids
+FEWEST_TOKENS = 200  # of a batch of NPM; fewer may have no span in common
 IGNORED = -100  # label of a token that is not predicted, as everywhere in transformers
 Rng = np.random.Generator
 
@@ -242,11 +243,6 @@ class TokenContrastiveCollator(MaskedLmCollator):
             generator=generator_of(self.masking.seed, first.epoch, first.index, 1),
         )
         anchors = contrast.anchors_in(content, masked)
-        if not usable_anchors(anchors=anchors, positive=positive, negative=negative).any():
-            self._warn_once(
-                f"a batch of {len(sequences)} sequences has no anchor with a positive and negatives, so that it trains "
-                "a plain masked LM: use larger batches, or longer sequences"
-            )
         return {**batch, "pairs": {"anchors": anchors, "positive": positive, "negative": negative}}
 
     def contrasted_counts(self, batch: Batch) -> tuple[int, int]:
@@ -342,7 +338,7 @@ class SpanGroupsCollator(_TextCollator):
         ]
         batch = collate_groups(groups_with_spans, self.masking)
         masked = batch["net_input"]["src_tokens"]
-        if not len(batch["spans"]["start"]):
+        if not len(batch["spans"]["start"]) and sum(content) >= FEWEST_TOKENS:
             self._warn_once(f"nothing is masked in a batch of {len(groups)} groups: {self.few_masks}")
         return {
             # the first entry: the Trainer takes its length as that of the batch, which it counts in groups

@@ -334,16 +334,3 @@ def test_pairs_are_drawn_from_the_content(tokenizer: Any, anchors: str) -> None:
 def test_what_cannot_be_is_one_line(make: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()
-
-
-def test_a_batch_without_pairs_is_said_once(tokenizer: Any, caplog: pytest.LogCaptureFixture) -> None:
-    collator = TokenContrastiveCollator(tokenizer)
-    dataset = PretrainingSequences([[2, 9, 10, 11, 3], [2, 12, 13, 14, 3]])
-    collator(items(dataset, 0, 1))
-    assert caplog.messages == []
-    for _ in range(2):
-        collator(items(dataset, 0))
-    assert caplog.messages == [
-        "a batch of 1 sequences has no anchor with a positive and negatives, so that it trains a plain masked LM: use "
-        "larger batches, or longer sequences"
-    ]

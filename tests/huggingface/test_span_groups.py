@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import DataLoader
 from transformers import Trainer, TrainingArguments
 
-from mlsm_plugin.huggingface import SpanContrastiveModel, SpanGroups
+from mlsm_plugin.huggingface import SpanContrastiveModel, SpanGroups, collators
 from mlsm_plugin.huggingface.collators import IGNORED, SpanGroupsCollator
 from mlsm_plugin.huggingface.trainer_callback import prepare
 from tests.huggingface.tiny_corpus import CLS, MASK, PAD, SEP, make_tokenizer, random_ids, tiny_bert
@@ -130,7 +130,8 @@ def test_sequences_longer_than_the_positions_are_refused() -> None:
         SpanGroupsCollator(make_tokenizer(), max_length=0)
 
 
-def test_a_batch_without_spans_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_batch_without_spans_is_said_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(collators, "FEWEST_TOKENS", 4)
     collator = SpanGroupsCollator(make_tokenizer(), max_length=32)
     groups = list(SpanGroups([[CLS, 9, 10, SEP], [CLS, 11, 12, SEP]]))
     for _ in range(2):
