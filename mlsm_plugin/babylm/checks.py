@@ -7,11 +7,12 @@ from typing import Any
 import torch
 
 from mlsm_plugin.babylm.cards import CARD
-from mlsm_plugin.babylm.ledger import Ledger
-from mlsm_plugin.babylm.settings import CHECKPOINTS, MAIN
+from mlsm_plugin.babylm.ledger import LEDGER, OF_RUN, Ledger
+from mlsm_plugin.babylm.settings import CHECKPOINTS, MAIN, TEXT_FOLDER, TRACKS
 from mlsm_plugin.core.files.atomic_files import read_json, sha256_of_files
 from mlsm_plugin.core.files.hf_files import first_line, import_transformers, weight_files
 from mlsm_plugin.core.files.json_checks import check_json, fields, list_of, number, text, whole
+from mlsm_plugin.core.text.words import count_words
 
 # the JSON beside each folder: a text, its ids, how many of them the model gets, which is masked, and logits of the
 # trained model; and a text with a mask, which older files lack
@@ -26,7 +27,8 @@ LARGEST_DIFFERENCE = 1e-4  # of two logits
 def problems_of(run: Path) -> list[str]:
     """The problems of a run, a line each, with the installed version of transformers; errors as of the ledger."""
     ledger = Ledger.read(run)
-    return [*_of_the_ledger(ledger), *(line for name in _names(ledger) for line in _of_a_folder(run, name, ledger))]
+    of_run = [*_of_the_ledger(ledger), *_of_the_texts(run, ledger)]
+    return [*of_run, *(line for name in _names(ledger) for line in _of_a_folder(run, name, ledger))]
 
 
 def _names(ledger: Ledger) -> list[str]:
@@ -40,9 +42,26 @@ def _of_the_ledger(ledger: Ledger) -> Iterator[str]:
         yield f"{ledger.exposures:,} words were seen, and the track allows {ledger.exposures_allowed:,}"
     if ledger.seen != ledger.planned:
         yield f"the run has seen {ledger.seen:,} of {ledger.planned:,} words; run `mlsm babylm train` again"
+    limits = TRACKS.get(ledger.track)  # None: only the ledger knows those of a custom track
+    if limits is not None and (ledger.words_allowed, ledger.exposures_allowed) != (limits.words, limits.exposures):
+        yield (
+            f"{LEDGER} allows {ledger.words_allowed:,} words and {ledger.exposures_allowed:,} seen ones, and the track "
+            f"{ledger.track} {limits.words:,} and {limits.exposures:,}"
+        )
+    needed = {} if limits is None else limits.checkpoints(ledger.planned)
+    if lacking := [name for name in needed if name not in ledger.names]:
+        yield f"{LEDGER} does not name the checkpoints that the track asks for: {', '.join(lacking)}"
     counts = [ledger.checkpoints[name]["words"] for name in _names(ledger) if name in ledger.checkpoints]
     if counts != sorted(counts):
         yield f"the checkpoints have seen {counts} words, which do not ascend"
+
+
+def _of_the_texts(run: Path, ledger: Ledger) -> Iterator[str]:
+    """The words of the texts that the run was trained on are counted again; they may have been deleted."""
+    for entry in ledger.texts:
+        path = run / TEXT_FOLDER / entry["file"]
+        if entry["of"] == OF_RUN and path.is_file() and (words := count_words(path)) != entry["words"]:
+            yield f"{path} has {words:,} words, and {LEDGER} says {entry['words']:,}"
 
 
 def _of_a_folder(run: Path, name: str, ledger: Ledger) -> Iterator[str]:
@@ -51,7 +70,8 @@ def _of_a_folder(run: Path, name: str, ledger: Ledger) -> Iterator[str]:
     again = "run `mlsm babylm train` again"
     lost = again if name == MAIN else "bring it back from a copy, or train in another --output"
     if entry is None or not folder.is_dir():
-        yield f"{name} is missing; {again if entry is None else lost}"
+        is_over = ledger.seen == ledger.planned and name != MAIN
+        yield f"{name} is missing; {again if entry is None and not is_over else lost}"
         return
     if entry["words"] < ledger.names.get(name, ledger.planned):
         yield f"{name} has seen only {entry['words']:,} words"

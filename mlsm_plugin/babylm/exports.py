@@ -12,7 +12,7 @@ import torch
 from mlsm_plugin.babylm.cards import write_card
 from mlsm_plugin.babylm.checks import spread
 from mlsm_plugin.babylm.ledger import Entry, Ledger
-from mlsm_plugin.babylm.settings import CHECKPOINTS, MAIN
+from mlsm_plugin.babylm.settings import CHECKPOINTS, MAIN, TEXT_FOLDER
 from mlsm_plugin.core.files.atomic_files import sha256_of_files, write_json
 from mlsm_plugin.core.files.hf_files import weight_files
 from mlsm_plugin.core.text.words import word_lines
@@ -41,7 +41,7 @@ def export_kept(run: Path, ledger: Ledger, *, finished: bool) -> None:
     sources = {name: checkpoints[name] for name in ledger.names if name in checkpoints}
     if finished and not (MAIN in ledger.checkpoints and (run / CHECKPOINTS / MAIN).is_dir()):
         sources[MAIN] = run / "model" / LAST
-    texts = [word_lines(text) for text in sorted((run / "text").iterdir()) if sources]
+    texts = [word_lines(text) for text in sorted((run / TEXT_FOLDER).iterdir()) if sources]
     lines = [" ".join(line.split()[:LINE_WORDS]) for text in texts for line in islice(text, COMPARED_LINES) if line]
     for name, checkpoint in sources.items():
         begin = time.perf_counter()

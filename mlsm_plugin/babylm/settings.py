@@ -10,6 +10,7 @@ FACTORS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9}  # of the endings of numbe
 BABYLM_OBJECTIVES = ("mlm", "mlsm+mlm", "taco")
 CUSTOM = "custom"
 CHECKPOINTS = "checkpoints"  # folder of the exported models in a run
+TEXT_FOLDER = "text"  # in a run: the words that it is trained on
 MAIN = "main"  # the last one
 
 

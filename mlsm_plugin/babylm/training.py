@@ -18,7 +18,7 @@ from fairseq.dataclass.configs import FairseqConfig
 
 from mlsm_plugin.babylm.exports import export_kept, exporting
 from mlsm_plugin.babylm.ledger import LEDGER, OF_AUXILIARY, OF_RUN, Entry, Ledger
-from mlsm_plugin.babylm.settings import MAIN, BabylmSettings
+from mlsm_plugin.babylm.settings import MAIN, TEXT_FOLDER, BabylmSettings
 from mlsm_plugin.core.coding.coder_learning import LearningSettings
 from mlsm_plugin.core.coding.settings import StageSettings
 from mlsm_plugin.core.coding.split_coder import CodingSettings
@@ -29,6 +29,7 @@ from mlsm_plugin.core.files.settings import identity
 from mlsm_plugin.core.files.step_record import Step, StepRecord
 from mlsm_plugin.core.hidden_states.settings import BlockSettings
 from mlsm_plugin.core.hidden_states.sources import source_of
+from mlsm_plugin.core.text.shared_text import warn_of_shared_files
 from mlsm_plugin.core.text.text_files import check_text_files, progress_bar
 from mlsm_plugin.core.text.words import count_words, word_lines, write_words
 from mlsm_plugin.fairseq_plugin.compat.binarized_files import flat_tokens
@@ -50,7 +51,7 @@ from mlsm_plugin.fairseq_plugin.text.symbol_files import special_symbols
 
 TEXT_NAME = re.compile(r".+\.(train|txt)(\.(gz|bz2|xz))?", re.IGNORECASE)
 TRAINED_ON = re.compile(r"\.train\b", re.IGNORECASE)
-NOT_TRAINED_ON = re.compile(r"\.(dev|valid|test)\b", re.IGNORECASE)
+NOT_TRAINED_ON = re.compile(r"(^|[._-])(dev|valid|validation|test)(?![a-z0-9])", re.IGNORECASE)
 LINES_AT_ONCE = 1 << 16
 LINES_OF_VALID = 100  # of the training text: a dataset needs the split, and nothing reads it
 # flags that a run sets itself, or with which an epoch would not be the whole text once
@@ -97,7 +98,8 @@ logger = logging.getLogger(__name__)
 def text_files(folder: PathLike) -> list[Path]:
     """The training text of a folder: its ``*.train`` and ``*.train.txt``, or else ``*.txt``, perhaps compressed.
 
-    A warning names files that are left out, such as empty ones; hidden files, such as ``._a.train.txt``, are ignored.
+    A warning names files and folders that are left out, such as empty files and ``valid.txt``; hidden files, such as
+    ``._a.train.txt``, are ignored.
     ValueError if there is no text, FileNotFoundError if there is no such folder.
     """
     if not Path(folder).is_dir():
@@ -109,9 +111,11 @@ def text_files(folder: PathLike) -> list[Path]:
     if not texts:
         raise ValueError(f"{folder} holds no text to train on (*.train.txt, *.train or *.txt)")
     left_out = [file.name for file in files if file not in texts]
+    left_out += sorted(f"{path.name}/" for path in Path(folder).iterdir() if path.is_dir() and path.name[0] != ".")
     if left_out:
         logger.warning(f"{folder}: not trained on: {', '.join(left_out)}")
     check_text_files(texts)
+    warn_of_shared_files(texts)
     return texts
 
 
@@ -314,6 +318,12 @@ def _finished(ledger: Ledger, output: Path, early: str | None) -> str | None:
     if early is None and ledger.seen != ledger.planned:
         early = f"the training is over after {ledger.seen:,} of {ledger.planned:,} words; train in another --output"
     export_kept(output, ledger, finished=early is None)
+    lost = [name for name in ledger.names if name not in ledger.checkpoints]
+    if early is None and lost:
+        early = (
+            f"the run has no {', '.join(lost)}, which an earlier {LEDGER} had; bring both back from a copy, or train "
+            "in another --output"
+        )
     return early
 
 
@@ -370,7 +380,7 @@ def _steps(
     files: Sequence[Path], output: Path, tokenizer: Path, new: TokenizerSettings | None, workers: int
 ) -> Iterator[Step]:
     """The steps to a dataset whose words are those of the text; the tokenizer is trained as ``new`` says, or exists."""
-    folder = output / "text"
+    folder = output / TEXT_FOLDER
     data_bin = output / "data-bin"
     texts = [folder / file.name for file in files]
     valid = folder / VALID

@@ -63,10 +63,10 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
 
 
 def _write_sequences(args: argparse.Namespace) -> int:
-    from mlsm_plugin.core.text.text_files import warn_of_the_same_text
+    from mlsm_plugin.core.text.shared_text import warn_of_shared_files
     from mlsm_plugin.huggingface.text_sequences import write_text_sequences
 
-    warn_of_the_same_text(args.train, args.valid or [], args.test or [])
+    warn_of_shared_files(args.train, args.valid or [], args.test or [])
     for split in SPLITS:
         if not (texts := getattr(args, split)):
             continue

@@ -13,7 +13,7 @@ from mlsm_plugin.cli.next_commands import encode_command, print_next
 from mlsm_plugin.cli.settings_flags import add_settings, settings_of
 from mlsm_plugin.core.coding.settings import CoderImport
 from mlsm_plugin.core.files.atomic_files import check_output_file
-from mlsm_plugin.core.files.hf_files import HF_PREFIX, is_hf
+from mlsm_plugin.core.files.hf_files import HF_PREFIX, is_hf, is_library_folder
 from mlsm_plugin.core.files.model_folders import check_model_folder
 from mlsm_plugin.core.files.output_files import check_no_input
 
@@ -79,6 +79,8 @@ def _kind_of(args: argparse.Namespace) -> str:
         raise FileNotFoundError(f"{source} does not exist (a hub name begins with {HF_PREFIX})")
     if (path / META_FILE).is_file():
         return "a dictionary of this package"
+    if is_library_folder(path):
+        return "a model of Hugging Face"
     if any(path.glob("*.pt")) and not (path / "ae.pt").exists():
         return "a checkpoint"
     if (path / "config.json").exists() and not (path / "ae.pt").exists():

@@ -102,7 +102,7 @@ def add_pairs_options(parser: argparse.ArgumentParser) -> None:
     )
     models = "models: checkpoints, their folders, or folders of Hugging Face (hf:NAME: of the hub); several: one table"
     add_checkpoint(parser, nargs="+", metavar="MODEL", help=models)
-    text = "minimal pairs, in BLiMP's or EWoK's JSON lines; a folder stands for the *.jsonl in it and below"
+    text = "minimal pairs, in BLiMP's or EWoK's JSON lines; a folder stands for the *.jsonl(.gz) in it and below"
     parser.add_argument("--input", nargs="+", required=True, metavar="JSONL", help=text)
     parser.add_argument("--output", metavar="JSON", help="file for the same figures as JSON, for `mlsm plot`")
     add_settings(parser, KnownText)

@@ -20,7 +20,6 @@ from mlsm_plugin.core.files.model_files import DICTIONARY_NAME, bpe_options, cop
 from mlsm_plugin.core.files.output_lock import only_writer, start_child
 from mlsm_plugin.core.files.planned_folder import START_ANEW, PlannedFolder
 from mlsm_plugin.core.hidden_states.devices import default_device
-from mlsm_plugin.core.text.text_files import warn_of_the_same_text
 from mlsm_plugin.core.text.unknown_tokens import unknown_tokens_in
 from mlsm_plugin.evaluation.labelled_texts import LabelledTexts, check_same_kind, read_labelled_texts
 from mlsm_plugin.evaluation.settings import FinetuneSettings
@@ -73,7 +72,6 @@ class Finetuning:
             for split, path in files.items()
         }
         held_out = [texts for split, texts in self.texts.items() if split != "train"]
-        warn_of_the_same_text([self.texts["train"].path], [texts.path for texts in held_out])
         single = settings.allow_single_labels
         check_same_kind(self.texts["train"], held_out, regression=settings.regression, allow_single=single)
         if settings.metric == "f1" and (settings.regression or {*self.texts["train"].labels} != {"0", "1"}):

@@ -2,6 +2,7 @@
 the BabyLM evaluation pipeline has it.
 """
 
+import logging
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -10,7 +11,8 @@ from pathlib import Path
 
 from mlsm_plugin.core.files.atomic_files import PathLike
 from mlsm_plugin.core.text.labels import warn_of_similar_labels
-from mlsm_plugin.core.text.text_files import check_text, json_objects, numbered_lines
+from mlsm_plugin.core.text.shared_text import NamedText, warn_of_shared_text
+from mlsm_plugin.core.text.text_files import check_text, is_json_lines, json_objects, numbered_lines
 
 # the pipeline's tasks: the keys of the first text, how they become one, and the key of the second text
 GLUE = {
@@ -22,6 +24,7 @@ GLUE = {
     "mnli": (("premise",), "{}", "hypothesis"),
 }
 FIRST_LINE = "; if the first line names the columns, pass --header"
+logger = logging.getLogger(__name__)
 NO_LABEL = "-1"  # what GLUE's test files and SNLI have in place of a label
 
 
@@ -63,7 +66,7 @@ def read_labelled_texts(path: PathLike, *, regression: bool = False, header: boo
         OSError: the file cannot be read.
     """
     rows: list[tuple[str, tuple[str, ...], int]] = []
-    is_json = _is_json(path)
+    is_json = is_json_lines(path)
     if is_json and header:
         raise ValueError(f"{path} holds JSON lines, which have no header; leave --header out")
     in_tsv = ((number, [column.strip() for column in line.split("\t")]) for number, line in numbered_lines(path))
@@ -98,10 +101,6 @@ def read_labelled_texts(path: PathLike, *, regression: bool = False, header: boo
     return LabelledTexts(Path(path), labels, texts, lines)
 
 
-def _is_json(path: PathLike) -> bool:
-    return ".jsonl" in Path(path).suffixes
-
-
 def _json_rows(path: PathLike) -> Iterator[tuple[int, list[str]]]:
     """Number, label and two texts of each line; whitespace in them becomes single spaces."""
     for number, item in json_objects(path):
@@ -133,7 +132,8 @@ def check_same_kind(
 
     That is so if they have different numbers of texts in a line, ``train`` has fewer than two labels or lacks one of
     the ``held_out`` files, or, unless ``allow_single``, only one text has a label, such as the name of the column in a
-    header. Labels that look alike get a warning. For ``regression`` labels are numbers, which may differ.
+    header. For ``regression`` labels are numbers, which may differ. There is a warning for labels that look alike, a
+    text with several labels, and texts of ``held_out`` that are in ``train``, too.
     """
     known = set(train.labels)
     if not regression and len(known) < 2:
@@ -145,12 +145,37 @@ def check_same_kind(
             )
         unseen = sorted(set(file.labels) - known)
         if unseen and not regression:
-            hint = FIRST_LINE if file.labels[0] in unseen and not _is_json(file.path) else ""
+            hint = FIRST_LINE if file.labels[0] in unseen and not is_json_lines(file.path) else ""
             raise ValueError(f"{file.path} has labels that {train.path} lacks: {', '.join(unseen[:5])}{hint}")
-    if not regression:
-        warn_of_similar_labels(train.labels, str(train.path))
-    if not regression and not allow_single:
+    warn_of_shared_text([_named(train)], [_named(file) for file in held_out])
+    if regression:
+        return
+    warn_of_similar_labels(train.labels, str(train.path))
+    for file in (train, *held_out):
+        _warn_of_several_labels(file)
+    if not allow_single:
         _check_no_single_label(train, held_out)
+
+
+def _named(texts: LabelledTexts) -> NamedText:
+    """The texts of a file without their labels."""
+    return NamedText(str(texts.path), map("\t".join, texts.texts))
+
+
+def _warn_of_several_labels(texts: LabelledTexts) -> None:
+    """Log a warning if equal texts have different labels."""
+    first: dict[tuple[str, ...], int] = {}
+    contradictions = []
+    for index, text in enumerate(texts.texts):
+        original = first.setdefault(text, index)
+        if texts.labels[index] != texts.labels[original]:
+            contradictions.append((index, original))
+    if contradictions:
+        index, original = contradictions[0]
+        logger.warning(
+            f"{texts.where(index)} has the label {texts.labels[index]!r}, and line {texts.lines[original]}, the same "
+            f"text, {texts.labels[original]!r}; {len(contradictions):,} of {len(texts):,} texts contradict another"
+        )
 
 
 def _check_no_single_label(train: LabelledTexts, held_out: list[LabelledTexts]) -> None:
@@ -165,7 +190,7 @@ def _check_no_single_label(train: LabelledTexts, held_out: list[LabelledTexts]) 
     single = {label for label, rows in texts_of.items() if len(rows) == 1 or (varied and len(set(rows)) == 1)}
     for index, label in enumerate(train.labels):
         if label in single:
-            hint = "" if index or _is_json(train.path) else FIRST_LINE
+            hint = "" if index or is_json_lines(train.path) else FIRST_LINE
             raise ValueError(
                 f"{train.where(index)}: no other text has the label {label!r}; correct or remove the line, or pass "
                 f"--allow-single-labels{hint}"

@@ -2,7 +2,9 @@
 supplement and EWoK (Ivanova et al., 2024), in the files of the BabyLM evaluation pipeline, and as it counts them.
 """
 
+import logging
 import math
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +17,14 @@ from torch import Tensor
 from mlsm_plugin.core.files.atomic_files import PathLike
 from mlsm_plugin.core.files.json_checks import JsonObject
 from mlsm_plugin.core.files.progress import Progress
-from mlsm_plugin.core.text.text_files import check_text, json_objects
+from mlsm_plugin.core.text.text_files import (
+    COMPRESSED_ENDINGS,
+    JSON_ENDINGS,
+    check_text,
+    is_json_lines,
+    json_objects,
+    name_without_endings,
+)
 from mlsm_plugin.core.text.unknown_tokens import DEFAULT_MAX_UNK_RATE
 from mlsm_plugin.evaluation.pair_models import PairModel
 
@@ -25,6 +34,9 @@ if TYPE_CHECKING:
 # Nats; scores of a pair that differ by less are a tie. Batches change a score by float noise: by at most 7.4e-6 for 120
 # sentences of 19 tokens on average, in ten batches each.
 TIE = 1e-3
+logger = logging.getLogger(__name__)
+LARGEST_TIES = 0.5  # share of the pairs
+NAMED_FILES = 5  # in a warning
 SHOWN_CHARACTERS = 80  # of a sentence in an error message
 BLIMP = ("sentence_good", "sentence_bad")
 EWOK = ("Target1", "Target1", "Context1", "Context2")
@@ -44,14 +56,42 @@ class MinimalPair:
 
 
 def pair_files(paths: Sequence[PathLike]) -> list[str]:
-    """The files, and those of folders whose names end in .jsonl, sorted; FileNotFoundError if a folder has none."""
-    files: list[str] = []
+    """The files, and those of folders and below that are called ``*.jsonl``, perhaps compressed, sorted.
+
+    A warning names the files of folders that are left out, and files that may be copies of each other.
+    FileNotFoundError if a folder has no such file.
+    """
+    by_location: dict[str, str] = {}
     for path in paths:
-        inside = sorted(map(str, Path(path).rglob("*.jsonl"))) if Path(path).is_dir() else [str(path)]
-        if not inside:
-            raise FileNotFoundError(f"{path} has no *.jsonl; pass a folder of the pipeline, such as blimp_filtered")
-        files += inside
-    return list(dict.fromkeys(files))
+        for file in _files_in(Path(path)) if Path(path).is_dir() else [str(path)]:
+            by_location.setdefault(os.path.realpath(file), file)
+    files = list(by_location.values())
+    names: dict[tuple[Path, str], list[str]] = {}
+    for file in files:
+        names.setdefault((Path(file).parent, name_without_endings(file)), []).append(file)
+    for same_name in names.values():
+        if len(same_name) > 1:
+            logger.warning(f"{' and '.join(same_name)} are both read; if one is a copy, leave it out")
+    return files
+
+
+def _files_in(folder: Path) -> list[str]:
+    """The files with pairs in a folder and below; what lies in hidden folders is not looked at."""
+    files: list[str] = []
+    left_out: list[str] = []
+    for path in sorted(folder.rglob("*")):
+        parts = path.relative_to(folder).parts
+        if any(part.startswith(".") for part in parts[:-1]) or (path.is_dir() and not path.is_symlink()):
+            continue
+        readable = path.is_file() and path.suffix.lower() in (*JSON_ENDINGS, *COMPRESSED_ENDINGS)
+        pairs = readable and is_json_lines(path) and not path.name.startswith(".")
+        (files if pairs else left_out).append(str(path))
+    if not files:
+        raise FileNotFoundError(f"{folder} has no *.jsonl; pass a folder of the pipeline, such as blimp_filtered")
+    if left_out:
+        more = f" and {len(left_out) - NAMED_FILES:,} more" if len(left_out) > NAMED_FILES else ""
+        logger.warning(f"{folder}: not read: {', '.join(left_out[:NAMED_FILES])}{more}")
+    return files
 
 
 def read_pairs(path: PathLike) -> list[MinimalPair]:
@@ -70,7 +110,7 @@ def read_pairs(path: PathLike) -> list[MinimalPair]:
         if not all(isinstance(text, str) and text.strip() for text in texts):
             raise ValueError(f"{where} needs {KEYS}")
         names = {key: item[key] for key in ("UID", "Domain", "field") if isinstance(item.get(key), str)}
-        task = names.get("UID", names.get("Domain", Path(path).stem))
+        task = names.get("UID", names.get("Domain", name_without_endings(path)))
         field = names.get("field")
         for text in (*texts, *names.values()):
             check_text(text, where)
@@ -112,6 +152,12 @@ def evaluate_pairs(
         for group, name in zip(groups.values(), names, strict=True):
             group.setdefault(name, []).append(verdict)
     groups["fields"].pop(None, None)
+    ties = verdicts.count(0)
+    if ties > LARGEST_TIES * len(verdicts):
+        logger.warning(
+            f"{ties:,} of {len(verdicts):,} pairs are ties, which do not count as right: the model does not tell the "
+            "sentences apart, or they have the same ids"
+        )
     figures = {group: {name: _figures(part) for name, part in parts.items()} for group, parts in groups.items()}
     folders: dict[str, list[float]] = {}
     for (folder, _), task in figures.pop("tasks").items():

@@ -1,14 +1,13 @@
 """Masked LMs that score sentences: checkpoints of fairseq, and folders of Hugging Face, each with its own ids."""
 
 from collections.abc import Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from mlsm_plugin.core.files.atomic_files import PathLike
-from mlsm_plugin.core.files.hf_files import hf_folder, is_hf, weight_files
+from mlsm_plugin.core.files.hf_files import hf_folder, is_hf, is_library_folder, weight_files
 from mlsm_plugin.core.hidden_states.devices import Device, default_device
 from mlsm_plugin.core.hidden_states.hf_encoder import load_masked_lm, model_and_tokenizer, positions_of
 from mlsm_plugin.core.text.unknown_tokens import UnknownTokens, unknown_tokens_in
@@ -92,7 +91,7 @@ class LibraryModel(PairModel):
 
 def is_library_model(name: PathLike) -> bool:
     """Whether it is one of Hugging Face, or of fairseq; ValueError or FileNotFoundError if there is no model."""
-    if is_hf(name) or (Path(name, "config.json").is_file() and not any(Path(name).glob("*.pt"))):
+    if is_hf(name) or is_library_folder(name):
         return bool(weight_files(hf_folder(name, weights=True)))
     return not checkpoint_of(name)
 

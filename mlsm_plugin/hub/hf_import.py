@@ -1,5 +1,6 @@
 """A stock masked LM of Hugging Face as a checkpoint of the encoder that computes the same; training starts from it."""
 
+import logging
 import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,13 +10,15 @@ import torch
 from torch import Tensor
 
 from mlsm_plugin.core.files.atomic_files import PathLike, atomic_directory
-from mlsm_plugin.core.files.hf_files import WEIGHTS, first_line, hf_folder, import_transformers
+from mlsm_plugin.core.files.hf_files import LATENT_HEAD, WEIGHTS, first_line, hf_folder, import_transformers
 from mlsm_plugin.core.hidden_states.hf_encoder import check_vocabulary, load_library_model, supported_config
 from mlsm_plugin.core.text.masked_reading import reading_as_trained
 from mlsm_plugin.fairseq_plugin.compat.checkpoint_states import configuration_of, write_untrained
 from mlsm_plugin.fairseq_plugin.text.text_tokenizer import HuggingFaceTextTokenizer
 from mlsm_plugin.hub import deberta_import, from_pretrained, modernbert_import, roberta_import
 from mlsm_plugin.hub.comparison import Comparison, compare
+
+logger = logging.getLogger(__name__)
 
 CHECKPOINT = "model.pt"
 MASKED_LM = ("--task", "plain_masked_lm", "--criterion", "masked_lm")
@@ -65,6 +68,8 @@ def import_model(name: PathLike, output: PathLike, lines: Sequence[str], *, npm:
     config = supported_config(folder, sorted(IMPORT_MODULES))
     kind = IMPORT_MODULES[config.model_type]
     kind.check_importable(config, folder)
+    if (folder / LATENT_HEAD).is_file():
+        logger.warning(f"{folder}: {LATENT_HEAD} is not imported; a training with codes makes a new latent head")
     tokenizer = HuggingFaceTextTokenizer(folder)
     check_vocabulary(tokenizer.tokenizer, int(config.vocab_size), folder)
     state = lightning_weights(folder)

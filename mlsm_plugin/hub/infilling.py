@@ -7,7 +7,7 @@ from fairseq.data import encoders
 from torch import Tensor
 
 from mlsm_plugin.core.masking.span_corruption import filled
-from mlsm_plugin.core.text.infilled_text import Filler, Infilling, check_has_gap, sentinel_symbols
+from mlsm_plugin.core.text.infilled_text import Filler, Infilling, check_has_gap, check_search, sentinel_symbols
 from mlsm_plugin.core.text.unknown_tokens import MAX_UNK_RATE_OF_A_TEXT, check_known
 from mlsm_plugin.fairseq_plugin.compat.model_parts import best_hypothesis
 from mlsm_plugin.fairseq_plugin.text.masked_text import encode_with_sentinels
@@ -65,8 +65,10 @@ class DenoisingHubInterface(torch.nn.Module):
         """Fill the gaps of a text such as ``"The <extra_id_0> walks in <extra_id_1> park"``, by beam search.
 
         ``max_length`` is the longest target in tokens; None: what the model's positions allow. ValueError if the text
-        has no sentinel, one that the model lacks, or one twice, is too long, or has too many unknown tokens.
+        has no sentinel, one that the model lacks, or one twice, is too long, or has too many unknown tokens, or
+        a number is not positive.
         """
+        check_search(beam, max_length)
         source = self.encode(text)
         check_known([text], self.bpe, self.dictionary, self.max_unk_rate)
         check_has_gap([token for token in source.tolist() if token in set(self.sentinels)], text)

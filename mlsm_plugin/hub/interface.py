@@ -78,7 +78,10 @@ class MlsmHubInterface(RobertaHub):
 
             >>> model.latent_properties("the <mask> barked", topk=1)[1].atoms
             [(17, 0.21)]
+
+        ValueError if ``topk`` is not positive, or as of :meth:`latent_distribution`.
         """
+        _check_topk(topk)
         tokens = torch.tensor(self._encode_with_masks(text)[0])
         probabilities = self.latent_distribution(tokens)[0]
         values, atoms = probabilities.topk(min(topk, probabilities.size(-1)), dim=-1)
@@ -98,19 +101,22 @@ class MlsmHubInterface(RobertaHub):
         Of a text that is longer than the model's positions, the model sees the part around the mask.
 
         Raises:
-            AssertionError: the text has no mask, or several masks.
-            ValueError: the masked-LM head was not trained, or too many tokens of the text are unknown.
+            ValueError: the text has no mask, or several; ``topk`` is not a number from 1 to that of the symbols that
+                are not special; the masked-LM head was not trained; or too many tokens of the text are unknown.
         """
         if (why := why_untrained(self.cfg)) is not None:
             raise ValueError(f"{why}: it cannot fill masks")
-        assert masked_input.count(MASK) == 1, f"{masked_input!r} needs one <mask>"
+        if (masks := masked_input.count(MASK)) != 1:
+            raise ValueError(f"{masked_input!r} has {masks} times {MASK}, and needs it once")
         dictionary = self.task.source_dictionary
+        special = sorted({*special_symbols(dictionary), self.task.mask_idx})
+        _check_topk(topk, len(dictionary) - len(special))
         ids, places = self._encode_with_masks(masked_input)
         ids, (place,) = cut_around_masks(ids, places, length=1, limit=int(self.model.max_positions()))
         with utils.model_eval(self.model):
             logits = self.model(torch.tensor([ids], device=self.device))[0][0, place].float()
         probabilities = logits.softmax(dim=0)
-        probabilities[[*special_symbols(dictionary), self.task.mask_idx]] = 0
+        probabilities[special] = -1  # never among the topk
         before, after = masked_input.split(MASK)
         filled = []
         best, indices = probabilities.topk(topk)
@@ -194,3 +200,10 @@ class MlsmHubInterface(RobertaHub):
         """``<s> ... </s>`` ids in which every ``<mask>`` is the mask symbol, and where these are."""
         check_known([text], self.bpe, self.task.source_dictionary, self.max_unk_rate)
         return encode_masked_text(text, self.bpe, self.task.source_dictionary, masks=[self.task.mask_idx])
+
+
+def _check_topk(topk: int, most: int | None = None) -> None:
+    """Raise ValueError unless so many results can be asked for; ``most`` is the largest number of tokens."""
+    if topk < 1 or (most is not None and topk > most):
+        limit = "" if most is None else f", and at most {most:,}, the symbols that are not special"
+        raise ValueError(f"topk is {topk}; it must be at least 1{limit}")

@@ -35,7 +35,8 @@ from mlsm_plugin.core.machine.memory import keep_freed_memory
 from mlsm_plugin.core.masking.span_groups import SpanRules
 from mlsm_plugin.core.sparse_coding.coder import load_coder
 from mlsm_plugin.core.text.hf_tokenizer import HuggingFaceTokenizer, load_fast_tokenizer
-from mlsm_plugin.core.text.text_files import read_text, warn_of_the_same_text
+from mlsm_plugin.core.text.shared_text import warn_of_shared_files
+from mlsm_plugin.core.text.text_files import read_text
 from mlsm_plugin.core.text.unknown_tokens import KnownText
 from mlsm_plugin.huggingface.aligned_sequences import AlignedSequences, write_aligned
 from mlsm_plugin.huggingface.coding import encode_sequences, learn_from_sequences
@@ -538,8 +539,7 @@ class _Chain:
 
     def write_text(self) -> None:
         """Tokenize the text."""
-        if self.settings.valid_texts:
-            warn_of_the_same_text(self.texts_to_train, self.settings.valid_texts)
+        warn_of_shared_files(self.texts_to_train, self.settings.valid_texts)
         _ = self.texts
 
     def write_vectors(self) -> None:

@@ -5,6 +5,7 @@ The masks of a sequence depend only on the seed, the epoch and the number of the
 never stopped, with any number of worker processes.
 """
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -15,11 +16,12 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from mlsm_plugin.core.files.settings import check, option, seed
+from mlsm_plugin.core.hidden_states.hf_encoder import check_positions
 from mlsm_plugin.core.losses.token_contrastive import Contrast, generator_of, sample_pairs, usable_anchors
 from mlsm_plugin.core.masking.masked_share import MaskReplacement
 from mlsm_plugin.core.masking.span_corruption import SpanCorruptionCollator, padded
 from mlsm_plugin.core.masking.span_groups import SpanMasking, SpanRules, collate_groups, draw_spans
-from mlsm_plugin.core.masking.token_ids import check_padding
+from mlsm_plugin.core.masking.token_ids import check_largest_id, check_padding
 from mlsm_plugin.core.masking.word_boundaries import SPAN_MASKS, word_boundaries
 from mlsm_plugin.core.text.hf_tokenizer import (
     check_masked_lm_tokenizer,
@@ -34,8 +36,10 @@ from mlsm_plugin.huggingface.pretraining_sequences import PretrainingSequence, S
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+logger = logging.getLogger(__name__)
 Batch = dict[str, Any]  # tensors, and groups of them, by name
 TokenIds = Sequence[int] | np.ndarray | Tensor | Mapping[str, Any]  # of a text, or an entry of a dataset with input_ids
+FEWEST_TOKENS = 200  # of a batch of NPM; fewer may have no span in common
 IGNORED = -100  # label of a token that is not predicted, as everywhere in transformers
 Rng = np.random.Generator
 
@@ -86,6 +90,12 @@ class _TextCollator:
         self.special = np.zeros(self.largest_id + 1, bool)
         self.special[sorted(special_ids(tokenizer))] = True
         self._unknown = tokenizer.unk_token_id  # None: it knows all text
+        self._is_said = False
+
+    def _warn_once(self, message: str) -> None:
+        if not self._is_said:
+            self._is_said = True
+            logger.warning(message)
 
     def _checked_content(self, name: str, ids: np.ndarray) -> int:
         """How many ids of a sequence are text; ValueError as of :meth:`_content` and :func:`.check_padding`."""
@@ -98,11 +108,7 @@ class _TextCollator:
 
     def _content(self, name: str, ids: np.ndarray) -> int:
         """How many ids of a sequence are text; raises ValueError for ids that the tokenizer does not have."""
-        if ids.max(initial=0) >= len(self.special):
-            raise ValueError(
-                f"{name} has the id {int(ids.max())}, and the tokenizer has only ids below {len(self.special)}; pass "
-                "the tokenizer that made the ids"
-            )
+        check_largest_id(ids, self.largest_id, name)
         return int((~self.special[ids]).sum())
 
 
@@ -301,7 +307,10 @@ class SpanGroupsCollator(_TextCollator):
         self, tokenizer: "PreTrainedTokenizerBase", *, max_length: int, rules: SpanRules | None = None, seed: int = 1
     ) -> None:
         rules = rules or SpanRules()
+        if max_length < 1:
+            raise ValueError(f"max_length must be at least 1, got {max_length}")
         super().__init__(tokenizer, rules.mask_prob)
+        self._longest = max_length
         vocabulary = tokenizer.get_vocab()
         start = vocabulary.get(SPAN_MASKS[0], self.mask)
         end = vocabulary.get(SPAN_MASKS[1], self.mask)
@@ -325,7 +334,8 @@ class SpanGroupsCollator(_TextCollator):
     def __call__(self, groups: Sequence[SpanGroup]) -> Batch:
         """A batch of groups with S sequences in all and n spans.
 
-        ValueError if an id is not in the vocabulary, or the groups are not those of :class:`SpanGroups`.
+        ValueError if an id is not in the vocabulary, a sequence is longer than ``max_length``, or the groups are not
+        those of :class:`SpanGroups`.
 
         Returns:
             ``input_ids`` and ``attention_mask`` (S, T') with masks, ``context_ids`` (S, T) without them, ``spans`` as
@@ -334,6 +344,8 @@ class SpanGroupsCollator(_TextCollator):
             (number of groups, most spans of one): 1 for each span of a group, by which the Trainer counts, then -100.
         """
         check_samples(groups, SpanGroup)
+        for group in groups:
+            check_positions(max(map(len, group.sequences)), self._longest, f"a sequence of group {group.index}")
         content = [
             sum(self._checked_content(f"group {group.index}", ids) for ids in group.sequences) for group in groups
         ]
@@ -342,6 +354,8 @@ class SpanGroupsCollator(_TextCollator):
         ]
         batch = collate_groups(groups_with_spans, self.masking)
         masked = batch["net_input"]["src_tokens"]
+        if not len(batch["spans"]["start"]) and sum(content) >= FEWEST_TOKENS:
+            self._warn_once(f"nothing is masked in a batch of {len(groups)} groups: {self.few_masks}")
         return {
             # the first entry: the Trainer takes its length as that of the batch, which it counts in groups
             "labels": padded([np.ones(len(group["spans"])) for group in groups_with_spans], IGNORED),

@@ -16,6 +16,7 @@ from transformers import Trainer, TrainerState, TrainingArguments
 
 from mlsm_plugin.core.masking.masked_share import samples_to_look_at
 from mlsm_plugin.huggingface.checked_parts import with_inner
+from mlsm_plugin.huggingface.pretraining_model import objective_name
 from mlsm_plugin.huggingface.pretraining_sequences import Samples, order_of_epoch
 
 SAMPLES = "samples of mlsm_plugin"  # key in the state of the Trainer, beside names of callbacks
@@ -100,7 +101,7 @@ def samples_record(arguments: TrainingArguments, dataset: object, model: object)
     return {
         "number of samples of an update": samples_of_update(arguments),
         "seed of the order": seed_of_order(arguments),
-        "objective": type(model).__name__,
+        "objective of the model": objective_name(model),  # "objective", in earlier checkpoints, was the stock class
         "text": text.hexdigest()[:12],
     }
 

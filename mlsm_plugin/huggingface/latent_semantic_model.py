@@ -1,5 +1,6 @@
 """MLSM for masked LMs of Hugging Face (Berend, ACL Findings 2023)."""
 
+import logging
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -20,6 +21,8 @@ from mlsm_plugin.huggingface.pretraining_model import (
     head_transform,
     sums_of_rows,
 )
+
+logger = logging.getLogger(__name__)
 
 OF_LATENT_HEAD = ("weight", "bias")
 
@@ -56,6 +59,11 @@ class LatentSemanticModel(PretrainingModel):
             shapes = {name: values.shape for name, values in model.state_dict().items()}
             of_head = {name: values for name, values in saved.items() if shapes.get(name) == values.shape}
             model.load_state_dict(of_head, strict=False)
+        elif saved is not None:
+            logger.warning(
+                f"the latent head of {path} has {len(saved['bias'])} atoms, and {num_atoms} are needed; a new one is "
+                "initialized at random"
+            )
         return model
 
     @classmethod

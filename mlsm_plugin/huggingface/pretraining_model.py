@@ -4,6 +4,7 @@ A model of a stock class, such as ``BertForMaskedLM``, becomes one of a subclass
 computes the loss of the objective from a batch of its collator. Everything else is that of the stock class.
 """
 
+import logging
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -15,7 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mlsm_plugin.core.files.atomic_files import PathLike
+from mlsm_plugin.core.files.atomic_files import PathLike, write_json
+from mlsm_plugin.core.files.hf_files import UNTRAINED_HEAD
 from mlsm_plugin.core.hidden_states.hf_encoder import check_encoder, load_masked_lm
 from mlsm_plugin.core.losses.span_contrastive import NO_KEY, check_similarity, span_batch_terms, span_ngrams, stacked
 from mlsm_plugin.core.losses.token_contrastive import check_contrast_weight, contrastive_terms, usable_anchors
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 else:
     StockModel = object  # a stock class of the library stands behind it in every model; see _with_objective
 
+logger = logging.getLogger(__name__)
 Step = Callable[[Tensor], Tensor]
 NEW_HEAD = "which this training trains"
 TRAINER_CHECKPOINT = re.compile(r"checkpoint-\d+")
@@ -56,10 +59,12 @@ class PretrainingModel(StockModel):
     def of(cls, model: Any, **options: Any) -> Self:
         """Turn a stock ``AutoModelForMaskedLM`` into a model with this objective, in place; ``options`` of the class.
 
-        ValueError if the model is a decoder, its head has an unknown form, or an option is out of range.
+        A warning says that weights are not in float32: small updates are then lost in rounding. ValueError if the model
+        is a decoder, its head has an unknown form, or an option is out of range.
         """
         check_encoder(model.config, f"this {type(model).__name__}")
         head_of(model)
+        _warn_of_low_precision(model)
         trained = getattr(model, "trains_head", True)
         stock = next(base for base in type(model).__mro__ if not issubclass(base, PretrainingModel))
         model.__class__ = _with_objective(cls, stock)  # type: ignore[arg-type]  # mypy finds classes not hashable
@@ -101,10 +106,12 @@ class PretrainingModel(StockModel):
         """Write a stock model folder, with arguments of the stock class.
 
         It has the encoder alone, which ``AutoModel`` opens, if the objective does not train the masked-LM head. A
-        Trainer's ``checkpoint-N`` has everything, from which the Trainer resumes.
+        Trainer's ``checkpoint-N`` has everything, from which the Trainer resumes, and a file that says so.
         """
         if self.has_trained_head or TRAINER_CHECKPOINT.fullmatch(Path(save_directory).name):
             super().save_pretrained(save_directory, *args, state_dict=state_dict, **options)  # type: ignore[misc]
+            if not self.has_trained_head:
+                write_json(Path(save_directory, UNTRAINED_HEAD), {"objective": objective_name(self)})
             return
         state = self.state_dict() if state_dict is None else state_dict
         prefix = f"{self.base_model_prefix}."
@@ -299,6 +306,23 @@ class SpanContrastiveModel(PretrainingModel):
 def _with_objective(objective: type, stock: type) -> type:
     """The class with the name of a stock class that also has an objective."""
     return type(stock.__name__, (objective, stock), {"__module__": stock.__module__})
+
+
+def _warn_of_low_precision(model: nn.Module) -> None:
+    """Log a warning if weights are in bfloat16 or float16."""
+    kinds = {str(parameter.dtype).removeprefix("torch.") for parameter in model.parameters()}
+    low = sorted(kinds & {"bfloat16", "float16"})
+    if low:
+        logger.warning(
+            f"the weights of this {type(model).__name__} are in {' and '.join(low)}: it computes in this precision, "
+            "and updates that are smaller than its rounding are lost; train model.float(), with bf16=True in the "
+            "TrainingArguments for fast products"
+        )
+
+
+def objective_name(model: object) -> str:
+    """The name of the class of the objective of a model, whose own class is called as the stock class."""
+    return type(model).__mro__[1].__name__ if isinstance(model, PretrainingModel) else type(model).__name__
 
 
 def sums_of_rows(values: Tensor, mask: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ from mlsm_plugin.core.files.progress import Progress
 from mlsm_plugin.core.hidden_states.devices import Device
 from mlsm_plugin.core.hidden_states.hf_encoder import HuggingFaceEncoder, LibraryEncoder
 from mlsm_plugin.core.masking.span_corruption import padded
+from mlsm_plugin.core.masking.token_ids import check_largest_id, check_padding
 from mlsm_plugin.core.text.hf_tokenizer import (
     HuggingFaceTokenizer,
     check_special_tokens,
@@ -156,10 +157,16 @@ class SentenceCollator:
         self.largest_id = number_of_ids(tokenizer) - 1
 
     def __call__(self, sentences: Sequence[Sentence]) -> dict[str, Tensor]:
-        """``input_ids``, ``attention_mask`` (B, T), ``vectors`` (B, d); ``labels`` (B, 1), which the Trainer counts."""
+        """``input_ids``, ``attention_mask`` (B, T), ``vectors`` (B, d); ``labels`` (B, 1), which the Trainer counts.
+
+        ValueError if a sentence has padding before or between other ids, or an id that the tokenizer does not have.
+        """
+        for number, sentence in enumerate(sentences):
+            check_padding(sentence.input_ids, self.pad, f"sentence {number} of the batch")
+            check_largest_id(sentence.input_ids, self.largest_id, f"sentence {number} of the batch")
         return {
             "labels": torch.zeros(len(sentences), 1, dtype=torch.int64),
             "input_ids": padded([sentence.input_ids for sentence in sentences], self.pad),
-            "attention_mask": padded([np.ones_like(sentence.input_ids) for sentence in sentences], 0),
+            "attention_mask": padded([sentence.input_ids != self.pad for sentence in sentences], 0),
             "vectors": torch.from_numpy(np.stack([sentence.vector for sentence in sentences])),
         }

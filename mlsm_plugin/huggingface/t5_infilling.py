@@ -5,10 +5,17 @@ from torch import Tensor
 
 from mlsm_plugin.core.files.atomic_files import PathLike
 from mlsm_plugin.core.files.hf_files import hf_folder
-from mlsm_plugin.core.hidden_states.hf_encoder import load_library_model, supported_config
+from mlsm_plugin.core.hidden_states.hf_encoder import check_vocabulary, load_library_model, supported_config
 from mlsm_plugin.core.masking.span_corruption import filled
-from mlsm_plugin.core.text.hf_tokenizer import load_fast_tokenizer
-from mlsm_plugin.core.text.infilled_text import Filler, Infilling, check_has_gap, sentinel_symbols, sentinels_in
+from mlsm_plugin.core.text.hf_tokenizer import load_fast_tokenizer, number_of_ids
+from mlsm_plugin.core.text.infilled_text import (
+    Filler,
+    Infilling,
+    check_has_gap,
+    check_search,
+    sentinel_symbols,
+    sentinels_in,
+)
 from mlsm_plugin.core.text.text_files import check_text
 from mlsm_plugin.core.text.unknown_tokens import MAX_UNK_RATE_OF_A_TEXT, UnknownTokens
 
@@ -18,7 +25,8 @@ LONGEST_TARGET = 512  # as T5 was trained
 class T5Infiller:
     """A ``T5ForConditionalGeneration`` with its tokenizer, in eval mode, from a folder or hub name.
 
-    ValueError if it is no T5, its weights cannot be read, or its tokenizer has no ``<extra_id_0>``.
+    ValueError if it is no T5, its weights cannot be read, its tokenizer has no ``<extra_id_0>``, or more ids than the
+    model has embeddings.
     """
 
     max_unk_rate = MAX_UNK_RATE_OF_A_TEXT  # largest share of a text that may be unknown to infill()
@@ -29,6 +37,8 @@ class T5Infiller:
             load_library_model(folder, supported_config(folder, ["t5"]), "T5ForConditionalGeneration").float().eval()
         )
         self.tokenizer = load_fast_tokenizer(folder)
+        self.largest_id = number_of_ids(self.tokenizer) - 1
+        check_vocabulary(self, self.model.get_input_embeddings().num_embeddings, folder)
         vocabulary = self.tokenizer.get_vocab()
         number = next(n for n in range(len(vocabulary) + 1) if f"<extra_id_{n}>" not in vocabulary)
         if number == 0:
@@ -45,8 +55,10 @@ class T5Infiller:
 
         ``max_length`` is the longest target in tokens; None: 512. The search also ends with the sentinel after the last
         one of the text. ValueError if the text has no sentinel, one that the tokenizer lacks, or one twice, names a
-        token that ends or pads texts, such as ``</s>``, or too much of it is unknown.
+        token that ends or pads texts, such as ``</s>``, too much of it is unknown, or a number is not positive. Unknown
+        text is ``<unk>`` in the filled text, and gets a warning.
         """
+        check_search(beam, max_length)
         check_text(text)
         sentinels = sentinels_in(text, len(self.sentinels))
         check_has_gap(sentinels, text)
@@ -59,6 +71,8 @@ class T5Infiller:
             do_sample=False,
             max_new_tokens=max_length or LONGEST_TARGET,
             eos_token_id=[self.tokenizer.eos_token_id, *closing],
+            num_return_sequences=1,  # whatever the generation_config.json of the folder says
+            return_dict_in_generate=False,
         )
         target = generated[:, 1:]  # without the token that begins it
         logits = self.model(input_ids=source[None].to(self.model.device), labels=target).logits.float()
@@ -79,6 +93,7 @@ class T5Infiller:
         unknown = UnknownTokens()
         unknown.add(text, ids, offsets, self.tokenizer.unk_token_id)
         unknown.check("the text", self.max_unk_rate, remedy="use a model that knows such text")
+        unknown.warn("the text")
         return torch.tensor(ids)
 
     def _filled(self, source: list[int], target: list[int], scores: list[float]) -> Infilling:
@@ -86,10 +101,9 @@ class T5Infiller:
         fillers = [
             Filler(self.tokenizer.convert_ids_to_tokens(token), self._text(ids), score) for token, ids, score in gaps
         ]
-        return Infilling(self._text(whole), tuple(fillers), self._text(target, special=True))
+        return Infilling(self._text(whole), tuple(fillers), self._text(target))
 
-    def _text(self, ids: list[int], *, special: bool = False) -> str:
-        if special:  # those that begin, end and pad are no text
-            ids = [token for token in ids if token not in (self.tokenizer.eos_token_id, self.tokenizer.pad_token_id)]
-        text = self.tokenizer.decode(ids, skip_special_tokens=not special, clean_up_tokenization_spaces=False)
-        return str(text).strip()
+    def _text(self, ids: list[int]) -> str:
+        """The text of ids, with special tokens but those that end and pad texts."""
+        ids = [token for token in ids if token not in (self.tokenizer.eos_token_id, self.tokenizer.pad_token_id)]
+        return str(self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)).strip()

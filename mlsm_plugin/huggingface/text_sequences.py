@@ -84,7 +84,7 @@ def write_text_sequences(
     KnownText(max_unk_rate=max_unk_rate)  # raises if it is no share
     room = length - len(reader.surrounded([]))
     plan = _plan(reader, texts, max_length=length, apart=apart)
-    advice = "Pass --overwrite to replace it, or choose another --output"
+    advice = "Pass --overwrite to `mlsm binarize`, or delete the folder, or choose another --output"
     folder = PlannedFolder(output, plan, plan_file=None, advice=advice)
     if folder.directory.exists() and not folder.directory.is_dir():
         raise ValueError(f"{output} is a file; name a folder for the sequences")

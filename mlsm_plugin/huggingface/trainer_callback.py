@@ -99,8 +99,8 @@ class PretrainingCallback(TrainerCallback):
             if not state.global_step:
                 raise ValueError("the model has no finite loss before it is trained; its weights are damaged")
             raise ValueError(
-                f"the loss is not finite after {state.global_step} updates; train with a smaller --learning-rate, or "
-                "with --bf16 off, and with another --output"
+                f"the loss is not finite after {state.global_step} updates; train with a smaller learning rate, or "
+                "without bf16, and with another output folder"
             )
         if args.world_size > 1 and not args.fsdp and not args.deepspeed:
             vars(model).pop("_is_accelerate_prepared", None)

@@ -60,6 +60,8 @@ class PhraseFiller:
     def fill(self, text: str, *, topk: int = 5) -> list[list[PhraseCandidate]]:
         """The best phrases for each ``<mask>``, best first; other masks stay. Errors are those of :meth:`encode`."""
         starts, ends = self.queries(text)
+        if topk < 1:
+            raise ValueError(f"topk is {topk}; it must be at least 1")
         return [self.candidates(start, end)[:topk] for start, end in zip(starts, ends, strict=True)]
 
     def continue_text(self, text: str, *, steps: int) -> str:

@@ -8,10 +8,9 @@ from pathlib import Path
 import numpy as np
 
 from mlsm_plugin.core.files.atomic_files import PathLike
-from mlsm_plugin.core.text.text_files import check_text, json_objects, read_lines
+from mlsm_plugin.core.text.text_files import check_text, is_json_lines, json_objects, read_lines
 
 TEXT_KEYS = ("text", "contents", "body")
-JSON_ENDINGS = (".jsonl", ".ndjson")
 
 
 @dataclass(frozen=True)
@@ -32,7 +31,7 @@ def read_documents(paths: Sequence[PathLike], *, passage_lines: int) -> Iterator
     ValueError, with file and line, if an object has no text, or a file is no text.
     """
     for path in paths:
-        if any(ending in Path(path).suffixes for ending in JSON_ENDINGS):
+        if is_json_lines(path):
             yield from _objects(path)
         else:
             yield from _passages(path, passage_lines)

@@ -11,6 +11,7 @@ from mlsm_plugin.babylm.ledger import OF_RUN, Ledger
 from mlsm_plugin.core.files.model_files import copy_tokenizer
 from tests.tiny_models import TinyData
 
+LINE = "The name is bound to a value.\n"
 NAMES = {"chck_1K": 1000, "chck_2K": 2000}
 
 
@@ -19,7 +20,7 @@ def make_run(tiny: TinyData, run: Path, *, finished: bool = True, license: str |
     texts = [{"file": "a.txt", "words": 1200, "sha256": "0", "of": OF_RUN}]
     ledger = Ledger("custom", 1200, 2400, "mlm", 2, texts, 0, 2400, NAMES, license=license)
     (run / "text").mkdir(parents=True)
-    (run / "text" / "a.txt").write_text("The name is bound to a value.\n", encoding="utf-8")
+    (run / "text" / "a.txt").write_text(f"{LINE * 171}The name is\n", encoding="utf-8")  # 1,200 words
     model = run / "model"
     (model / "words").mkdir(parents=True)
     copy_tokenizer(tiny.data_bin, model)

@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 
 from mlsm_plugin.babylm.cards import NAMES_AND_CITATIONS, write_card
 from mlsm_plugin.babylm.checks import problems_of
-from mlsm_plugin.babylm.ledger import Ledger
-from mlsm_plugin.babylm.settings import BABYLM_OBJECTIVES
+from mlsm_plugin.babylm.ledger import OF_RUN, Ledger
+from mlsm_plugin.babylm.settings import BABYLM_OBJECTIVES, TRACKS
 from mlsm_plugin.core.files.atomic_files import read_json, sha256_of_files, write_json
 from tests.babylm.made_run import make_run
 from tests.conftest import REPOSITORY, mlsm
@@ -74,6 +74,9 @@ BREAK: dict[str, Callable[[Path], object]] = {
     "the run has seen 2,100 of 2,400 words; run `mlsm babylm train` again": of_ledger(seen=2100),
     "all text has 1,200 words, and the track allows 1,000": of_ledger(words_allowed=1000),
     "2,400 words were seen, and the track allows 2,000": of_ledger(exposures_allowed=2000),
+    "ledger.json allows 20,000 words and 2,400 seen ones, and the track strict-small 10,000,000": of_ledger(
+        track="strict-small", words_allowed=20_000
+    ),
     "chck_2K has seen only 2,100 words": of_ledger(names={"chck_1K": 1000, "chck_2K": 2200}),
 }
 
@@ -84,6 +87,28 @@ def test_each_problem_is_a_line(good: Path, tmp_path: Path, problem: str) -> Non
     BREAK[problem](run)
     (found,) = problems_of(run)
     assert found.startswith(problem)
+
+
+def test_a_ledger_that_leaves_checkpoints_out_is_named(good: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(good, tmp_path / "run")
+    limits = TRACKS["strict-small"]
+    of_track = {"track": "strict-small", "words_allowed": limits.words, "exposures_allowed": limits.exposures}
+    write_json(run / "ledger.json", {**read_json(run / "ledger.json"), **of_track, "planned": 2_000_000, "names": {}})
+    lacking = "ledger.json does not name the checkpoints that the track asks for: chck_1M, chck_2M"
+    assert lacking in problems_of(run)
+    of_ledger(names={"chck_1M": 10**6, "chck_2M": 2 * 10**6})(run)
+    assert not any(problem.startswith("ledger.json") for problem in problems_of(run))
+
+
+def test_words_are_counted_again(good: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(good, tmp_path / "run")
+    (entry,) = [entry for entry in Ledger.read(run).texts if entry["of"] == OF_RUN]
+    (run / "text").mkdir(exist_ok=True)
+    text = run / "text" / entry["file"]
+    text.write_text("word " * entry["words"] + "\n", encoding="utf-8")
+    assert problems_of(run) == []
+    text.write_text("word " * 5 + "\n", encoding="utf-8")
+    assert problems_of(run) == [f"{text} has 5 words, and ledger.json says {entry['words']:,}"]
 
 
 def test_every_objective_has_a_card() -> None:

@@ -14,6 +14,7 @@ from mlsm_plugin.babylm import exports
 from mlsm_plugin.babylm.checks import problems_of
 from mlsm_plugin.babylm.exports import export_kept, exporting
 from mlsm_plugin.babylm.ledger import Ledger
+from mlsm_plugin.babylm.training import _finished
 from mlsm_plugin.core.files.atomic_files import read_json
 from mlsm_plugin.fairseq_plugin.compat import checkpoint_states
 from tests.babylm.made_run import make_run
@@ -62,3 +63,16 @@ def test_models_are_exported_while_a_run_trains(
         while again.exists() and time.monotonic() < deadline:
             time.sleep(0.05)
     assert Ledger.read(tmp_path).checkpoints["chck_2K"]["words"] == 2300
+
+
+def test_a_lost_ledger_is_said_and_not_called_complete(tiny: TinyData, tmp_path: Path) -> None:
+    ledger = make_run(tiny, tmp_path / "run")
+    ledger.checkpoints.clear()
+    early = _finished(ledger, tmp_path / "run", None)
+    assert early is not None
+    assert early.startswith("the run has no chck_1K, chck_2K, which an earlier ledger.json had; bring both back")
+    lost = "is missing; bring it back from a copy, or train in another --output"
+    assert [problem for problem in problems_of(tmp_path / "run") if "missing" in problem] == [
+        f"chck_1K {lost}",
+        f"chck_2K {lost}",
+    ]

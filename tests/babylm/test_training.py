@@ -62,8 +62,8 @@ def models_of(run: Path) -> dict[str, str]:
 
 def test_the_text_of_a_folder(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     for name in ("a.train.txt", "a.dev.txt", "b.TRAIN", "c.txt", "notes.md", "._a.train.txt"):
-        (tmp_path / name).write_text("words\n", encoding="utf-8")
-    (tmp_path / "d.train.txt.gz").write_bytes(gzip.compress(b"words\n"))
+        (tmp_path / name).write_text(f"words of {name}\n", encoding="utf-8")
+    (tmp_path / "d.train.txt.gz").write_bytes(gzip.compress(b"other words\n"))
     (tmp_path / "e.train.txt").touch()
     assert [file.name for file in text_files(tmp_path)] == ["a.train.txt", "b.TRAIN", "d.train.txt.gz"]
     assert caplog.messages == [f"{tmp_path}: not trained on: a.dev.txt, c.txt, e.train.txt, notes.md"]
@@ -73,6 +73,18 @@ def test_the_text_of_a_folder(tmp_path: Path, caplog: pytest.LogCaptureFixture) 
     (tmp_path / "c.txt").write_bytes(b"")
     with pytest.raises(ValueError, match="holds no text to train on"):
         text_files(tmp_path)
+
+
+def test_text_to_measure_on_is_not_trained_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "more").mkdir()
+    names = ("train.txt", "valid.txt", "test.txt", "wiki_dev.txt", "testament.txt", "copy.txt")
+    for name in names:
+        (tmp_path / name).write_text("the same words\n" if name in names[::5] else f"{name}\n", encoding="utf-8")
+    assert [file.name for file in text_files(tmp_path)] == ["copy.txt", "testament.txt", "train.txt"]
+    assert caplog.messages == [
+        f"{tmp_path}: not trained on: test.txt, valid.txt, wiki_dev.txt, more/",
+        f"{tmp_path}/train.txt has the lines of {tmp_path}/copy.txt: they are trained on more than once",
+    ]
 
 
 def test_the_ranks_are_those_of_the_flags_of_torchrun_or_of_fairseq(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -198,3 +198,18 @@ def test_labels_that_look_alike_get_a_warning(caplog: pytest.LogCaptureFixture) 
     caplog.clear()
     check_same_kind(of("train", "1", "1.0"), [], regression=True)
     assert caplog.messages == []
+
+
+def test_texts_with_two_labels_and_texts_to_train_and_test_on_are_said(tmp_path, caplog):
+    train = read(tmp_path, "a\tgood film\nb\tgood film\na\tfine\nb\tbad\na\tgood film\n", "train.tsv")
+    test = read(tmp_path, "b\tfine\na\ta new one\n", "test.tsv")
+    check_same_kind(train, [test], regression=False)
+    assert caplog.messages == [
+        f"{tmp_path}/test.tsv: 50% of its lines are in the training text, too (most of them in {tmp_path}/train.tsv): "
+        "what is measured on it says little of other text",
+        f"{tmp_path}/train.tsv, line 2 has the label 'b', and line 1, the same text, 'a'; 1 of 5 texts contradict "
+        "another",
+    ]
+    caplog.clear()
+    check_same_kind(train, [], regression=True)  # two people give one text two scores
+    assert caplog.messages == []

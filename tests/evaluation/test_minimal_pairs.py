@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,16 @@ import torch
 from mlsm_plugin import hub
 from mlsm_plugin.cli.main import main
 from mlsm_plugin.evaluation import minimal_pairs
-from mlsm_plugin.evaluation.minimal_pairs import TIE, MinimalPair, compare_pairs, pseudo_log_likelihoods
+from mlsm_plugin.evaluation.minimal_pairs import (
+    TIE,
+    MinimalPair,
+    compare_pairs,
+    evaluate_pairs,
+    pair_files,
+    pseudo_log_likelihoods,
+    read_pairs,
+)
+from mlsm_plugin.evaluation.pair_models import PairModel
 from tests.conftest import Pipeline, failing_mlsm
 from tests.tiny_models import TinyData, save_untrained, save_untrained_npm
 
@@ -131,3 +141,29 @@ def test_model_whose_head_was_not_trained_is_refused(tiny: TinyData, tmp_path: P
         line = failing_mlsm(capsys, "evaluate", "pairs", "--checkpoint", tmp_path / name, "--input", pairs)
         assert "the masked-LM head of this model was not trained" in line
         assert why in line
+
+
+def test_files_of_a_folder_are_read_or_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    line = b'{"sentence_good": "A name.", "sentence_bad": "A names."}\n'
+    folder = tmp_path / "blimp"
+    (folder / "below").mkdir(parents=True)
+    (folder / ".cache").mkdir()
+    for name in ("a.jsonl", "B.JSONL", "._a.jsonl", "notes.txt", "a.jsonl.bak", ".cache/x.jsonl"):
+        (folder / name).write_bytes(line)
+    (folder / "below" / "c.jsonl.gz").write_bytes(gzip.compress(line))
+    names = pair_files([folder, str(folder / "below" / ".." / "a.jsonl"), folder / "a.jsonl"])
+    assert names == [str(folder / name) for name in ("B.JSONL", "a.jsonl", "below/c.jsonl.gz")]
+    assert caplog.messages == [f"{folder}: not read: {folder}/._a.jsonl, {folder}/a.jsonl.bak, {folder}/notes.txt"]
+    assert [read_pairs(name)[0].task for name in names] == ["B", "a", "c"]
+    caplog.clear()
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(line))
+    (tmp_path / "a.jsonl").write_bytes(line)
+    pair_files([tmp_path / "a.jsonl", tmp_path / "a.jsonl.gz"])
+    assert "are both read; if one is a copy, leave it out" in caplog.text
+
+
+def test_a_model_that_cannot_tell_sentences_apart_is_named(model: Any, caplog: pytest.LogCaptureFixture) -> None:
+    same = [pair("A name.", "A  name.")] * 3
+    figures = evaluate_pairs(model=PairModel(model), files={"x.jsonl": [*same, pair("A name.", "Bound is is.")]})
+    assert figures["ties"] == 3
+    assert "3 of 4 pairs are ties, which do not count as right" in caplog.text

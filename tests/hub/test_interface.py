@@ -8,6 +8,7 @@ import pytest
 import torch
 from fairseq import tasks
 
+from mlsm_plugin.fairseq_plugin.text.symbol_files import special_symbols
 from mlsm_plugin.hub import from_pretrained
 from mlsm_plugin.hub.interface import MlsmHubInterface
 from tests.tiny_models import TinyData, save_model, save_untrained, save_untrained_npm
@@ -178,3 +179,26 @@ def test_what_a_model_lacks_is_said(tiny: TinyData) -> None:
             asked()
     with pytest.raises(ValueError, match="no classification head: fine-tune it with `mlsm finetune`"):
         plain.predict_label(TEXT)
+
+
+@pytest.mark.parametrize("text", ["No mask.", "Two <mask> of <mask>."])
+def test_a_text_without_one_mask_is_refused_in_one_line(model, text):
+    with pytest.raises(ValueError, match=r"has [02] times <mask>, and needs it once"):
+        model.fill_mask(text)
+
+
+def test_topk_is_bounded(model):
+    dictionary = model.task.source_dictionary
+    most = len(dictionary) - len({*special_symbols(dictionary), model.task.mask_idx})
+    filled = model.fill_mask("The <mask> is bound.", topk=most)
+    assert (
+        len({token for _, _, token in filled}) > 0.9 * most
+    )  # pieces of words and words of the same letters are equal
+    assert min(score for _, score, _ in filled) >= 0
+    for topk in (0, -1, most + 1, 10**9):
+        with pytest.raises(
+            ValueError, match=rf"topk is {topk}; it must be at least 1, and at most {most:,}, the symbols"
+        ):
+            model.fill_mask("The <mask> is bound.", topk=topk)
+    with pytest.raises(ValueError, match="topk is 0; it must be at least 1"):
+        model.latent_properties(TEXT, topk=0)

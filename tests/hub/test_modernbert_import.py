@@ -287,3 +287,12 @@ def test_files_that_do_not_prove_themselves_are_not_written(
 
     monkeypatch.setattr(modernbert_import, "imported_weights", shifted)
     assert "the imported model's logits differ by" in refused(library, tmp_path)
+
+
+def test_a_latent_head_that_is_not_imported_is_named(
+    library: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    shutil.copytree(library, tmp_path / "with_head")
+    (tmp_path / "with_head" / "latent_head.safetensors").write_bytes(b"")
+    import_model(tmp_path / "with_head", tmp_path / "model", LINES)
+    assert "latent_head.safetensors is not imported; a training with codes makes a new latent head" in caplog.text

@@ -311,6 +311,7 @@ def test_pairs_are_drawn_from_the_content(tokenizer: Any, anchors: str) -> None:
         (lambda: Masking(seed=-1), "seed must be at least 0 and below 2\\^63"),
         (lambda: Contrast(positive_window=1), "positive_window must be at least 2"),
         (lambda: Contrast(negatives=0), "negatives must be at least 1"),
+        (lambda: Contrast(negatives=2.5), "negatives must be a whole number, got 2.5"),
         (lambda: Contrast(anchors="some"), "anchors must be all, masked or unmasked"),
         (lambda: MaskedLmCollator(make_tokenizer(mask_token=None)), "the tokenizer has no mask token"),
         (

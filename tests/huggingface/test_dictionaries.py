@@ -49,7 +49,9 @@ def test_a_coder_that_is_there_is_kept_and_another_is_refused(made: CodedModel, 
     learn(made, tmp_path / "coder", "lasso")
     before = files_of(tmp_path / "coder")
     assert learn(made, tmp_path / "coder", "lasso").fingerprint == learn(made, tmp_path / "other", "lasso").fingerprint
-    with pytest.raises(ValueError, match=r"iterations is 10 there and 11 now. Pass --overwrite"):
+    with pytest.raises(
+        ValueError, match=r"iterations is 10 there and 11 now. Pass --overwrite to `mlsm dictionary`, or delete"
+    ):
         learn(made, tmp_path / "coder", "lasso", iterations=11)
     assert files_of(tmp_path / "coder") == before == files_of(tmp_path / "other")
     learn(made, tmp_path / "coder", "lasso", iterations=11, overwrite=True)

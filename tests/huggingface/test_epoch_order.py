@@ -254,3 +254,9 @@ def test_adapt_resumes_with_the_lowest_versions(
         run(lowest, *words, "--output", tmp_path / "parts", killed_at=update)
     run(lowest, *words, "--output", tmp_path / "parts")
     assert_equal(weights_in(tmp_path / "parts"), weights_in(tmp_path / "whole"))
+
+
+def test_the_record_names_the_objective_and_not_the_stock_class(tmp_path: Path) -> None:
+    trainer, _ = trainer_of(tmp_path)
+    record = epoch_order.samples_record(trainer.args, trainer.train_dataset, trainer.model)
+    assert (record["objective of the model"], type(trainer.model).__name__) == ("MaskedLmModel", "BertForMaskedLM")

@@ -58,7 +58,7 @@ def largest_difference(one: Any, other: Any) -> float:
     return max(float((values - states[1][name]).abs().max()) for name, values in states[0].items())
 
 
-def test_a_saved_model_is_a_stock_one_with_its_head_beside_it(tmp_path: Path, coded: PretrainingSequences) -> None:
+def test_a_saved_model_is_a_stock_one_with_its_head_beside_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     model = make_model().eval()
     ids = torch.tensor([[2, 9, 4, 3]])
     wanted = model(input_ids=ids).logits
@@ -70,7 +70,9 @@ def test_a_saved_model_is_a_stock_one_with_its_head_beside_it(tmp_path: Path, co
     assert torch.equal(stock.eval()(input_ids=ids).logits, wanted)
     again = LatentSemanticModel.from_pretrained(tmp_path / "saved")
     assert all(torch.equal(values, model.state_dict()[name]) for name, values in again.state_dict().items())
+    assert not caplog.messages
     assert LatentSemanticModel.from_pretrained(tmp_path / "saved", num_atoms=5).latent_head.out_features == 5
+    assert "atoms, and 5 are needed; a new one is initialized at random" in caplog.text
 
 
 def test_accumulated_batches_are_one_batch(tmp_path: Path, coded: PretrainingSequences) -> None:

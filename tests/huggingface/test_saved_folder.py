@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
+from mlsm_plugin.cli.convert import _kind_of
+from mlsm_plugin.core.hidden_states.hf_encoder import load_masked_lm
 from mlsm_plugin.core.text.hf_tokenizer import HuggingFaceTokenizer
+from mlsm_plugin.evaluation.pair_models import LibraryModel, open_pair_model
+from mlsm_plugin.hub.hf_import import import_model
 from mlsm_plugin.huggingface import MaskedLmModel, SpanContrastiveModel, save_pretrained
 from mlsm_plugin.huggingface.saved_folder import check_saved
 from tests.tiny_hf_models import make_model
@@ -70,3 +75,33 @@ def test_a_trainers_checkpoint_keeps_the_head(tiny: TinyData, tmp_path: Path) ->
     assert any(name.startswith("lm_head.") for name in whole)
     assert not any(name.startswith("lm_head.") for name in alone)
     assert torch.equal(whole["roberta.embeddings.word_embeddings.weight"], alone["embeddings.word_embeddings.weight"])
+
+
+def test_a_checkpoint_with_an_untrained_head_predicts_nothing(tiny: TinyData, tmp_path: Path) -> None:
+    _, model = saved(SpanContrastiveModel, tiny, tmp_path)
+    trained = MaskedLmModel.from_pretrained(tmp_path / "model")
+    for name, trainers_model in (("checkpoint-3", model), ("checkpoint-4", trained)):
+        trainers_model.save_pretrained(tmp_path / name)  # type: ignore[attr-defined]
+        (tmp_path / name / "trainer_state.json").write_text("{}", encoding="utf-8")
+        (tmp_path / name / "optimizer.pt").write_bytes(b"")
+    with pytest.raises(ValueError, match="is a Trainer's checkpoint without a tokenizer; copy the tokenizer's files"):
+        open_pair_model(tmp_path / "checkpoint-4")
+    for name in ("checkpoint-3", "checkpoint-4"):
+        AutoTokenizer.from_pretrained(tmp_path / "model").save_pretrained(tmp_path / name)
+    assert isinstance(open_pair_model(tmp_path / "checkpoint-4"), LibraryModel)
+    for opened in (open_pair_model, load_masked_lm, lambda name: import_model(name, tmp_path / "imported", LINES)):
+        with pytest.raises(ValueError, match="does not train the masked-LM head; use a model whose head is trained"):
+            opened(tmp_path / "checkpoint-3")
+    assert SpanContrastiveModel.from_pretrained(tmp_path / "checkpoint-3")
+    assert _kind_of(Namespace(sources=[str(tmp_path / "checkpoint-3")], last=None)) == "a model of Hugging Face"
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float32])
+def test_weights_of_low_precision_are_said(
+    kind: torch.dtype, tiny: TinyData, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    start = make_model("bert", tiny.text, tmp_path / "model", kind=AutoModelForMaskedLM)
+    stock = AutoModelForMaskedLM.from_pretrained(start).to(kind)
+    MaskedLmModel.of(stock)
+    said = "the weights of this BertForMaskedLM are in bfloat16: it computes in this precision"
+    assert (said in caplog.text) == (kind is torch.bfloat16)

@@ -88,3 +88,15 @@ def test_a_stock_t5_trains_on_the_loss_of_its_targets(tmp_path: Path) -> None:
     assert losses[0] == pytest.approx(expected[0], abs=2e-4)
     assert losses[-1] < losses[0] - 0.5
     assert bool((batches[0]["labels"] == IGNORED).any())
+
+
+def test_a_text_of_unknown_tokens_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    collator = SpanDenoisingCollator(range(900, 1000), eos=1, pad=0, unk=2)
+    collator([[11, 2, 12, 2, 13, 1]])
+    assert caplog.messages == []
+    for _ in range(2):
+        collator([[11, 12, 13, 1], [2, 2, 2, 1]])
+    said = (
+        "a text of 3 tokens has only unknown or special ones: nothing is learned from it; use a model with a tokenizer"
+    )
+    assert caplog.messages == [f"{said} for such text"]

@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import DataLoader
 from transformers import Trainer, TrainingArguments
 
-from mlsm_plugin.huggingface import SpanContrastiveModel, SpanGroups
+from mlsm_plugin.huggingface import SpanContrastiveModel, SpanGroups, collators
 from mlsm_plugin.huggingface.collators import IGNORED, SpanGroupsCollator
 from mlsm_plugin.huggingface.trainer_callback import prepare
 from tests.huggingface.tiny_corpus import CLS, MASK, PAD, SEP, make_tokenizer, random_ids, tiny_bert
@@ -118,3 +118,23 @@ def test_what_cannot_be_is_one_line() -> None:
         SpanGroups(random_ids(1))
     with pytest.raises(ValueError, match="the tokenizer has no mask token"):
         SpanGroupsCollator(make_tokenizer(mask_token=None), max_length=40)
+
+
+def test_sequences_longer_than_the_positions_are_refused() -> None:
+    (group,) = SpanGroups(repeated_ids(), group_size=100)
+    longest = max(map(len, group.sequences))
+    SpanGroupsCollator(make_tokenizer(), max_length=longest)([group])
+    with pytest.raises(ValueError, match=rf"a sequence of group 0 has {longest} tokens, but the model takes at most 4"):
+        SpanGroupsCollator(make_tokenizer(), max_length=4)([group])
+    with pytest.raises(ValueError, match="max_length must be at least 1, got 0"):
+        SpanGroupsCollator(make_tokenizer(), max_length=0)
+
+
+def test_a_batch_without_spans_is_said_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(collators, "FEWEST_TOKENS", 4)
+    collator = SpanGroupsCollator(make_tokenizer(), max_length=32)
+    groups = list(SpanGroups([[CLS, 9, 10, SEP], [CLS, 11, 12, SEP]]))
+    for _ in range(2):
+        collator(groups)
+    (message,) = caplog.messages
+    assert message.startswith("nothing is masked in a batch of 1 groups: spans must occur in two sequences of a group")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -137,3 +139,36 @@ def test_a_t5_needs_no_fairseq() -> None:
 
     assert not needs_fairseq(Namespace(checkpoint="hf:t5"))
     assert needs_fairseq(Namespace(checkpoint="model"))
+
+
+def test_no_text_vanishes_from_a_filled_text(folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    shutil.copytree(folder, tmp_path / "t5")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.add_tokens(["[E1]"], special_tokens=True)
+    tokenizer.save_pretrained(tmp_path / "t5")
+    text = "[E1] If the name is bound to the value of it, then the \u96ea <extra_id_0> is bound to the value of it."
+    filled = T5Infiller(tmp_path / "t5").infill(text, beam=1, max_length=2)
+    assert filled.text.startswith("[E1] If the name")
+    assert "then the <unk> " in filled.text
+    assert "most frequent unknown characters: '\u96ea' U+96EA (1 times)" in caplog.text
+
+
+def test_a_tokenizer_with_more_ids_than_the_model_is_refused(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "t5")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.add_tokens([f"new{number}" for number in range(20)])
+    tokenizer.save_pretrained(tmp_path / "t5")
+    with pytest.raises(ValueError, match=r"the tokenizer's ids need \d+ embeddings, the model has \d+"):
+        T5Infiller(tmp_path / "t5")
+
+
+def test_the_search_is_that_of_the_arguments(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "t5")
+    generation = json.loads((folder / "generation_config.json").read_text(encoding="utf-8"))
+    generation |= {"return_dict_in_generate": True, "output_scores": True}
+    (tmp_path / "t5" / "generation_config.json").write_text(json.dumps(generation), encoding="utf-8")
+    infiller = T5Infiller(tmp_path / "t5")
+    assert infiller.infill(SOURCE, max_length=4) == T5Infiller(folder).infill(SOURCE, max_length=4)
+    for wrong, message in (({"beam": 0}, "beam is 0"), ({"max_length": 0}, "max_length is 0")):
+        with pytest.raises(ValueError, match=f"{message}; it must be at least 1"):
+            infiller.infill(SOURCE, **wrong)

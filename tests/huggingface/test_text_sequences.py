@@ -74,7 +74,9 @@ def test_the_same_text_is_not_written_again_and_another_is_refused(made: CodedMo
     before = files_of(output)
     again, new = write_text_sequences([text], f"hf:{made.model}", output)
     assert (new, again.fingerprint) == (False, first.fingerprint)
-    with pytest.raises(ValueError, match=r"max_length is 70 there and 9 now. Pass --overwrite"):
+    with pytest.raises(
+        ValueError, match=r"max_length is 70 there and 9 now. Pass --overwrite to `mlsm binarize`, or delete"
+    ):
         write_text_sequences([text], made.model, output, max_length=9)
     with pytest.raises(ValueError, match=r"texts is .* there and .* now"):
         write_text_sequences([text, text], made.model, output)

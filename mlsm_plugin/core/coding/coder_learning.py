@@ -172,7 +172,7 @@ def learn_into(
     plan = learning_plan(settings, auxiliary=auxiliary, split=split, blocks=blocks)
     undecided = names_that_decide_nothing(LearningSettings)
     deciding = {name: value for name, value in plan.items() if name not in undecided}
-    advice = "Pass --overwrite to replace it, or choose another --output"
+    advice = "Pass --overwrite to `mlsm dictionary`, or delete the folder, or choose another --output"
     with only_writer(output):
         if not overwrite and PlannedFolder(output, deciding, plan_file=None, advice=advice).is_complete():
             load_coder(output)  # raises if it is damaged
@@ -180,8 +180,8 @@ def learn_into(
         stopped = output / CHECKPOINT_FILE
         if settings.coder == LASSO and not overwrite and stopped.is_file():
             raise ValueError(
-                f"{stopped} belongs to a stopped training of a sparse autoencoder. Pass --overwrite to give it up, or "
-                "choose another --output"
+                f"{stopped} belongs to a stopped training of a sparse autoencoder. Pass --overwrite to `mlsm "
+                "dictionary` or delete the file to give it up, or choose another --output"
             )
         encoder = open_model()
         stream = HiddenStateStream(
@@ -308,7 +308,8 @@ def _checkpoint(path: Path, plan: JsonObject, device: torch.device, *, overwrite
     if changes and not overwrite:
         raise ValueError(
             f"{path} belongs to a training that was begun with other settings: {'; '.join(changes[:4])}. "
-            "Pass --overwrite to start anew, or the settings that it was begun with"
+            "Pass --overwrite to `mlsm dictionary` or delete the file to start anew, or pass the settings that it was "
+            "begun with"
         )
     return None if changes else state
 

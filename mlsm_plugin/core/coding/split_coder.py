@@ -119,7 +119,7 @@ class SplitCoder:
     def _check_finite(self, positions: np.ndarray, hidden: Tensor) -> None:
         row = first_nonfinite_row(hidden)
         if row is not None:
-            cause = "try without --fp16" if self.settings.fp16 else "the auxiliary model is broken"
+            cause = "try it in float32, without --fp16" if self.settings.fp16 else "the auxiliary model is broken"
             raise ValueError(
                 f"{self.split}: the hidden state of the token at position {positions[row]} in layer "
                 f"{self.settings.layer} holds NaN or infinity; {cause}"
@@ -134,7 +134,8 @@ class SplitCoder:
             raise ValueError(
                 f"{self.split}: {len(inexact.rows)} of the {len(positions)} codes of tokens {positions[0]} to "
                 f"{positions[-1]}, the first at position {positions[inexact.rows[0]]}, {inexact.reason}, or "
-                "--allow-inexact to write them as they are. They are not written; finished shards are kept"
+                "--allow-inexact of `mlsm encode` to write them as they are. They are not written; finished shards are "
+                "kept"
             )
         return len(inexact.rows)
 

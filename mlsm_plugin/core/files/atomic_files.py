@@ -9,12 +9,14 @@ import errno
 import fcntl
 import hashlib
 import json
+import logging
 import os
 import re
 import shutil
 import time
 import types
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -23,6 +25,8 @@ from typing import IO, Any
 import numpy as np
 
 from mlsm_plugin.core.files.output_lock import PathLike as PathLike
+
+logger = logging.getLogger(__name__)
 
 LEFTOVER = re.compile(r"\..+\.[0-9a-f]{32}\.tmp")
 _tidied: set[Path] = set()
@@ -182,22 +186,36 @@ def _remove_unless_locked(leftover: Path) -> None:
             os.close(descriptor)
 
 
-def parse_json(text: str | bytes) -> Any:
-    """The value of a JSON text; ValueError if it is not JSON, or is nested too deeply."""
+def parse_json(text: str | bytes, repeated: set[str] | None = None) -> Any:
+    """The value of a JSON text; of a key that an object has twice, the last value counts, and ``repeated`` gets it.
+
+    ValueError if it is not JSON, or is nested too deeply.
+    """
+
+    def checked(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        values = dict(pairs)
+        if repeated is not None and len(values) < len(pairs):
+            repeated.update(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
+        return values
+
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=checked)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
 
 
 def read_json(path: PathLike) -> Any:
-    """Read a JSON file; ValueError names a file that is not JSON."""
+    """Read a JSON file; ValueError names a file that is not JSON. A warning names a key that an object has twice."""
+    repeated: set[str] = set()
     try:
-        return parse_json(Path(path).read_bytes())
+        value = parse_json(Path(path).read_bytes(), repeated)
     except ValueError as error:
         raise ValueError(
             f"{path} is not valid JSON ({error}); if a step of mlsm wrote it, delete it and run that step again"
         ) from None
+    if repeated:
+        logger.warning(f"{path}: an object has the key {min(repeated)!r} several times; its last value counts")
+    return value
 
 
 @contextmanager

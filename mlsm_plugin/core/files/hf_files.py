@@ -20,12 +20,25 @@ HF_PREFIX = "hf:"
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 FILES = ["*.json", "*.txt", "*.model"]
 LATENT_HEAD = "latent_head.safetensors"  # beside the weights of a model with a latent head
+UNTRAINED_HEAD = "untrained_head.json"  # in a Trainer's checkpoint whose masked-LM head is not trained
+TRAINER_STATE = "trainer_state.json"  # in every checkpoint of a Trainer
 SHARDS = {"model.safetensors.index.json": "model-*.safetensors", "pytorch_model.bin.index.json": "pytorch_model-*.bin"}
 
 
 def is_hf(name: PathLike) -> bool:
     """Whether ``name`` is ``hf:``, followed by a folder or hub name."""
     return os.fspath(name).startswith(HF_PREFIX)
+
+
+def is_library_folder(name: PathLike) -> bool:
+    """Whether a folder holds a model of Hugging Face: no checkpoint of fairseq lies in it.
+
+    A Trainer's checkpoint has further ``*.pt``, such as the state of its optimizer.
+    """
+    folder = Path(name)
+    if not (folder / "config.json").is_file():
+        return False
+    return (folder / TRAINER_STATE).is_file() or not any(folder.glob("*.pt"))
 
 
 def import_transformers() -> ModuleType:

@@ -49,13 +49,16 @@ def map_npy(path: Path, ndim: int | None = None) -> np.ndarray:
     shard files. torch closes the file after mapping it. ValueError if the file is missing, damaged, or has another
     number of dimensions than ``ndim`` (names it).
     """
-    header = npy_header(path)
-    if header is None or ndim not in (None, len(header.shape)):
+    header = npy_header(path, fortran_order=True)
+    if header is None:
         raise ValueError(f"{path} is missing or damaged; run the command that wrote it again")
+    if ndim not in (None, len(header.shape)):
+        raise ValueError(f"{path} has an array of shape {header.shape}, and {ndim} dimensions are needed")
     if math.prod(header.shape) == 0:
         return np.zeros(header.shape, header.dtype)
     whole = torch.from_file(str(path), shared=False, size=header.file_size, dtype=torch.uint8).numpy()
-    return whole[header.offset :].view(header.dtype).reshape(header.shape)
+    values = whole[header.offset :].view(header.dtype)
+    return values.reshape(header.shape, order="F" if header.fortran_order else "C")
 
 
 def read_npy(path: PathLike) -> np.ndarray:

@@ -15,6 +15,7 @@ from mlsm_plugin.core.files.atomic_files import PathLike
 from mlsm_plugin.core.files.finite_weights import check_finite_weights
 from mlsm_plugin.core.files.hf_files import (
     HEAD_OF_DEBERTA,
+    UNTRAINED_HEAD,
     check_read,
     first_line,
     hf_folder,
@@ -221,8 +222,14 @@ def load_library_model(
             weights of further layers.
 
     Raises:
-        ValueError: the weights cannot be read, have other shapes, are not finite, or some of them are missing.
+        ValueError: the weights cannot be read, have other shapes, are not finite, or some of them are missing, or the
+            head that is needed was not trained.
     """
+    if "MaskedLM" in kind and new_head is None and (folder / UNTRAINED_HEAD).is_file():
+        raise ValueError(
+            f"{folder} is a checkpoint of a training that does not train the masked-LM head; use a model whose head is "
+            "trained"
+        )
     transformers = import_transformers()
     try:
         model_class = getattr(transformers, kind)

@@ -25,6 +25,9 @@ class Contrast:
     anchors: str = "all"  # tokens that are anchors: all, masked or unmasked
 
     def __post_init__(self) -> None:
+        for name in ("positive_window", "negatives"):
+            if not isinstance(getattr(self, name), int):
+                raise ValueError(f"{name} must be a whole number, got {getattr(self, name)}")
         if self.positive_window < 2:
             raise ValueError(f"positive_window must be at least 2, got {self.positive_window}")
         if self.negatives < 1:

@@ -4,6 +4,7 @@ Raffel et al., "Exploring the Limits of Transfer Learning with a Unified Text-to
 needs only numpy and torch: :class:`SpanCorruptionCollator` works in any PyTorch training loop.
 """
 
+import logging
 import math
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,6 +17,8 @@ from torch import Tensor
 
 from mlsm_plugin.core.masking.masked_share import check_usable_share
 from mlsm_plugin.core.masking.token_ids import check_attention, checked_ids, checked_sentinels
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -312,6 +315,7 @@ class SpanCorruptionCollator:
         self.noise = noise or SpanNoise()
         self.noise.check_enough(len(self.sentinels))
         self._lengths_are_checked = False
+        self._unknown_is_said = False
 
     def __call__(self, texts: Sequence[ArrayLike | Mapping[str, ArrayLike]]) -> dict[str, Tensor]:
         """Make a batch of ``texts``, as :meth:`pairs` takes them."""
@@ -321,14 +325,15 @@ class SpanCorruptionCollator:
         """The source and the target of each text, with new spans; see :func:`corrupt_spans`.
 
         A text is its ids ``(n_i,)``, or a mapping with these as ``input_ids``. Padding around it and EOS at its end are
-        left out. ValueError if a text has padding within, has fewer than 2 other ids, or contains a sentinel, or the
-        ``attention_mask`` of a mapping leaves out text.
+        left out. A warning says once that a text has no known token. ValueError if a text has padding within, has fewer
+        than 2 other ids, or contains a sentinel, or the ``attention_mask`` of a mapping leaves out text.
         """
         rng = np.random.default_rng(int(torch.randint(2**63 - 1, ())))
         id_rows = [self._text(text) for text in texts]
         if not self._lengths_are_checked:
             self._lengths_are_checked = True
             self.noise.check_lengths([len(ids) for ids in id_rows if len(ids) > 1], len(self.sentinels), "the texts")
+        self._warn_of_unknown(id_rows)
         return [
             corrupt_spans(
                 ids,
@@ -343,6 +348,19 @@ class SpanCorruptionCollator:
             )
             for ids in id_rows
         ]
+
+    def _warn_of_unknown(self, texts: Sequence[np.ndarray]) -> None:
+        """Log a warning, once, of a text without a token that can become noise."""
+        if self.unk is None or self._unknown_is_said:
+            return
+        for ids in texts:
+            if np.isin(ids, self.unk).all():
+                self._unknown_is_said = True
+                logger.warning(
+                    f"a text of {len(ids)} tokens has only unknown or special ones: nothing is learned from it; use a "
+                    "model with a tokenizer for such text"
+                )
+                return
 
     def _text(self, text: ArrayLike | Mapping[str, ArrayLike]) -> np.ndarray:
         """The ids of a text without padding and EOS around it, ``(n,)``."""

@@ -58,6 +58,15 @@ def check_padding(ids: np.ndarray, pad: int, name: str) -> None:
         )
 
 
+def check_largest_id(ids: np.ndarray, largest: int, name: str) -> None:
+    """Raise ValueError if one of the ids (n,) is larger than the ``largest`` that the tokenizer has."""
+    if ids.max(initial=0) > largest:
+        raise ValueError(
+            f"{name} has the id {int(ids.max())}, and the tokenizer has only ids below {largest + 1}; pass the "
+            "tokenizer that made the ids"
+        )
+
+
 def check_distinct(ids_of_roles: Mapping[str, int | None], *, remedy: str) -> None:
     """Raise ValueError, which ends with the ``remedy``, if two roles have the same id; None: there is no such id."""
     role_of: dict[int, str] = {}

@@ -91,7 +91,10 @@ class LassoCoder(SparseCoder):
     def load(cls, directory: PathLike, options: Any) -> "LassoCoder":
         dictionary = AtomDictionary.load(directory)
         if dictionary.meta.get("lambda") is None and options.lambda_ is None:
-            raise ValueError(f"{directory} does not say its lambda; pass --lambda")
+            raise ValueError(
+                f"{directory} does not say its lambda; pass --lambda to `mlsm encode`, or import it with "
+                "`mlsm convert --lambda`"
+            )
         return cls(dictionary, options)
 
     def settings(self) -> JsonObject:
@@ -120,7 +123,7 @@ class LassoCoder(SparseCoder):
         return InexactCodes(
             rows,
             f"miss --tolerance {self.options.tolerance:g}: the worst relative duality gap is {coded.gap.max():.3g}. "
-            "Use --solver auto or a larger --tolerance",
+            "Use --solver auto or a larger --tolerance of `mlsm encode`",
         )
 
     def why_empty(self, hidden: HiddenStates) -> str:

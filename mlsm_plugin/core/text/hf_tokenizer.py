@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mlsm_plugin.core.files.atomic_files import PathLike, read_json
-from mlsm_plugin.core.files.hf_files import first_line, hf_folder, import_transformers, save_pretrained
+from mlsm_plugin.core.files.hf_files import TRAINER_STATE, first_line, hf_folder, import_transformers, save_pretrained
 from mlsm_plugin.core.files.json_checks import anything, check_json, fields, list_of, text, whole
 from mlsm_plugin.core.files.model_files import DICTIONARY_NAME, symbols_in
 from mlsm_plugin.core.masking.token_ids import check_distinct
@@ -28,6 +28,7 @@ logger = logging.getLogger(__name__)
 
 SPECIAL_SYMBOLS = 4  # fairseq's <s> <pad> </s> <unk>
 FAIRSEQ_PAD = 1
+FILES_OF_TOKENIZERS = ("tokenizer*", "vocab.*", "*.model", "bpe.codes")
 # roles of Hugging Face's special tokens; the unknown token stands for a word
 ROLES = ("cls", "bos", "sep", "eos", "pad", "mask")
 # special tokens without a role that stand for missing text, as the mask does: those of NPM, and sentinels
@@ -207,6 +208,11 @@ class HuggingFaceTokenizer:
 def load_fast_tokenizer(folder: Path) -> Any:
     """Hugging Face's fast tokenizer in a folder; raises ValueError if there is none."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # processes share the lines instead
+    if (folder / TRAINER_STATE).is_file() and not any(any(folder.glob(name)) for name in FILES_OF_TOKENIZERS):
+        raise ValueError(
+            f"{folder} is a Trainer's checkpoint without a tokenizer; copy the tokenizer's files into it, or use the "
+            "folder of the finished model"
+        )
     transformers = import_transformers()
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)

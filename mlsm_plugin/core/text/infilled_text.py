@@ -30,6 +30,13 @@ def check_has_gap(gaps: list[str], text: str) -> None:
         raise ValueError(f"the text has no gap: write <extra_id_0> where words are missing, in {text!r}")
 
 
+def check_search(beam: int, max_length: int | None) -> None:
+    """Raise ValueError unless the number of hypotheses and the length of the longest target, if any, are positive."""
+    for name, value in (("beam", beam), ("max_length", max_length)):
+        if value is not None and value < 1:
+            raise ValueError(f"{name} is {value}; it must be at least 1")
+
+
 @dataclass(frozen=True)
 class Filler:
     """The text that the model puts in the place of a sentinel, such as ``<extra_id_0>``.

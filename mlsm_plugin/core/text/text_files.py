@@ -9,9 +9,10 @@ import stat
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
+from pathlib import Path
 from typing import IO, Any
 
-from mlsm_plugin.core.files.atomic_files import PathLike, parse_json, sha256_of_files
+from mlsm_plugin.core.files.atomic_files import PathLike, parse_json
 from mlsm_plugin.core.files.json_checks import JsonObject
 from mlsm_plugin.core.files.progress import Progress
 
@@ -40,6 +41,8 @@ CONTROLS = bytes({*range(0x20), 0x7F} - {*b"\t\n\v\f\r\x1b"})
 FEWEST_CONTROLS = 4
 SHARE_OF_CONTROLS = 0.2
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")
+JSON_ENDINGS = (".jsonl", ".ndjson")  # of JSON lines, in upper or lower case
+COMPRESSED_ENDINGS = (".gz", ".bz2", ".xz")
 FIRST_LINES = 100  # that are read before hours of work
 JSON_LINES = 3  # after so many, a file holds JSON lines, not text that begins with some
 MAX_LINE_BYTES = 16 << 20  # bounds the memory for a file without newlines
@@ -68,17 +71,6 @@ def check_text_files(paths: Sequence[PathLike]) -> int:
             pass
         total += status.st_size
     return total
-
-
-def warn_of_the_same_text(train: Sequence[PathLike], *held_out: Sequence[PathLike]) -> None:
-    """Log a warning for each file of ``held_out``, such as validation text, with the content of a file of ``train``."""
-    sizes = {os.path.getsize(path) for path in train}
-    candidates = [path for paths in held_out for path in paths if os.path.getsize(path) in sizes]
-    contents = {sha256_of_files(path): path for path in train} if candidates else {}
-    for path in candidates:
-        same = contents.get(sha256_of_files(path))
-        if same is not None:
-            logger.warning("%s has the same text as %s: what is measured on it says nothing of other text", path, same)
 
 
 def read_lines(path: PathLike, report: Callable[[int], object] | None = None) -> Iterator[str]:
@@ -134,13 +126,34 @@ def numbered_lines(path: PathLike, *, json_lines: bool = False) -> Iterator[tupl
                 yield number, line
 
 
+def is_json_lines(path: PathLike) -> bool:
+    """Whether a file is called ``*.jsonl`` or ``*.ndjson``, perhaps with the ending of a compressed file."""
+    return any(suffix.lower() in JSON_ENDINGS for suffix in Path(path).suffixes)
+
+
+def name_without_endings(path: PathLike) -> str:
+    """The name of a file of JSON lines without the endings for JSON lines and for compression."""
+    path = Path(path)
+    while path.suffix.lower() in (*JSON_ENDINGS, *COMPRESSED_ENDINGS):
+        path = path.with_suffix("")
+    return path.name
+
+
 def json_objects(path: PathLike) -> Iterator[tuple[int, JsonObject]]:
-    """As :func:`numbered_lines`, of JSON objects; empty for another value. ValueError names a line that is not JSON."""
+    """As :func:`numbered_lines`, of JSON objects; empty for another value. ValueError names a line that is not JSON.
+
+    A warning names the first line whose object has a key twice.
+    """
+    is_said = False
     for number, line in numbered_lines(path, json_lines=True):
+        repeated: set[str] = set()
         try:
-            item = parse_json(line)
+            item = parse_json(line, repeated)
         except ValueError as error:
             raise ValueError(f"{path}, line {number} is not JSON: {error}") from None
+        if repeated and not is_said:
+            is_said = True
+            logger.warning(f"{path}, line {number} has the key {min(repeated)!r} several times; its last value counts")
         yield number, item if isinstance(item, dict) else {}
 
 

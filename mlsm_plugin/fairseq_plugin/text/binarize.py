@@ -16,14 +16,18 @@ import numpy as np
 from mlsm_plugin.core.files.atomic_files import PathLike, atomic_directory, write_json
 from mlsm_plugin.core.files.model_files import FOLDER_NAME, MODEL_NAME, SUMMARY_NAME
 from mlsm_plugin.core.files.output_lock import PARENT, end_with_parent
-from mlsm_plugin.core.text.text_files import check_text_files, progress_bar, read_text, warn_of_the_same_text
+from mlsm_plugin.core.text.shared_text import warn_of_shared_files
+from mlsm_plugin.core.text.text_files import check_text_files, progress_bar, read_text
 from mlsm_plugin.core.text.unknown_tokens import DEFAULT_MAX_UNK_RATE, KnownText, UnknownTokens
 from mlsm_plugin.fairseq_plugin.compat.binarized_files import StreamingMMapBuilder
 from mlsm_plugin.fairseq_plugin.text.text_tokenizer import EncodedBatch, TextTokenizer, open_tokenizer
 
 BATCH_CHARACTERS = 1 << 18  # that are encoded at once
 SPLITS = ("train", "valid", "test")
-TRAIN_ANOTHER = "train the tokenizer on text like this or with a higher --character-coverage, or raise --max-unk-rate"
+TRAIN_ANOTHER = (
+    "train the tokenizer on text like this, or with a higher --character-coverage of `mlsm tokenizer`; to keep the "
+    "text as it is, raise --max-unk-rate of `mlsm binarize`"
+)
 
 
 @dataclass
@@ -109,7 +113,7 @@ def binarize(
         if split not in inputs:
             raise ValueError(f"no text file was given for the {split} split")
     sizes = {split: check_text_files(paths) for split, paths in inputs.items()}
-    warn_of_the_same_text(train, valid, test)
+    warn_of_shared_files(train, valid, test)
     opened = open_tokenizer(tokenizer)
     figures = BinarizeFigures(output, opened.fingerprint, len(opened.dictionary))
     with atomic_directory(output) as folder:

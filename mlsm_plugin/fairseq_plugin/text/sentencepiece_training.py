@@ -233,7 +233,7 @@ def _explain(message: str, vocab_size: int) -> str:
     if match := re.search(r"required_chars\. (\d+) vs (\d+)", message):
         return (
             f"a vocabulary of {vocab_size} pieces cannot hold the characters of the text; the smallest possible size "
-            f"is {match[2]}; use a larger one or a lower --character-coverage"
+            f"is {match[2]}; use a larger one, or a lower --character-coverage of `mlsm tokenizer`"
         )
     if "!sentences_.empty()" in message or "all_chars_count" in message:
         return "the input has no text that SentencePiece can learn from; check the input files"

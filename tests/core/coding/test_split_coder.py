@@ -178,7 +178,7 @@ def test_hidden_state_that_is_not_finite_is_named(
     with torch.no_grad():  # in memory: a file with such weights is not loaded
         token_embeddings(poisoned._encoder).weight[bad, 5] = value
     place = int(np.flatnonzero(text == bad)[0])
-    cause = "try without --fp16" if fp16 else "the auxiliary model is broken"
+    cause = "try it in float32, without --fp16" if fp16 else "the auxiliary model is broken"
     message = f"valid: the hidden state of the token at position {place} in layer 0 holds NaN or infinity; {cause}"
     with pytest.raises(ValueError, match=re.escape(message)):
         chunks(reader, poisoned, ToyCoder(), fp16=fp16)

@@ -83,6 +83,9 @@ def test_arrays_of_either_order_are_read(tmp_path):
         array = np.arange(6.0).reshape(2, 3).copy(order=order)
         np.save(tmp_path / "array.npy", array)
         np.testing.assert_array_equal(read_npy(tmp_path / "array.npy"), array)
+        np.testing.assert_array_equal(map_npy(tmp_path / "array.npy", ndim=2), array)
+    with pytest.raises(ValueError, match=r"array\.npy has an array of shape \(2, 3\), and 1 dimensions are needed"):
+        map_npy(tmp_path / "array.npy", ndim=1)
 
 
 def test_what_is_not_a_whole_array_is_refused_before_it_is_read(tmp_path):

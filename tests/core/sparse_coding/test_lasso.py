@@ -147,7 +147,8 @@ def test_codes_above_the_tolerance_are_reported_with_what_to_change() -> None:
     assert found is not None
     assert found.rows.tolist() == [0, 2]
     assert found.reason == (
-        "miss --tolerance 0.001: the worst relative duality gap is 0.25. Use --solver auto or a larger --tolerance"
+        "miss --tolerance 0.001: the worst relative duality gap is 0.25. Use --solver auto or a larger --tolerance of "
+        "`mlsm encode`"
     )
 
 

@@ -6,7 +6,6 @@ import bz2
 import gzip
 import json
 import lzma
-from pathlib import Path
 
 import pytest
 
@@ -238,11 +237,3 @@ def test_numbered_lines_keep_their_whitespace(tmp_path):
     path.write_bytes(b"good\n\xff\n")
     with pytest.raises(ValueError, match="file:2: not UTF-8"):
         list(numbered_lines(path))
-
-
-def test_text_that_is_measured_and_trained_on_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    for name, content in (("a", "one\n"), ("b", "two\n"), ("c", "one\n"), ("d", "three\n")):
-        (tmp_path / name).write_text(content, encoding="utf-8")
-    text_files.warn_of_the_same_text([tmp_path / "a", tmp_path / "b"], [tmp_path / "d"], [tmp_path / "c"])
-    said = f"{tmp_path / 'c'} has the same text as {tmp_path / 'a'}: what is measured on it says nothing of other text"
-    assert caplog.messages == [said]

@@ -1,0 +1,118 @@
+"""Which texts are trained on twice, or are trained on and measured on: their lines are compared by hashes."""
+
+import logging
+import os
+from collections import Counter
+from collections.abc import Iterable, Sequence, Set
+from dataclasses import dataclass, field
+from hashlib import blake2b
+
+from mlsm_plugin.core.files.atomic_files import PathLike
+from mlsm_plugin.core.text.text_files import progress_bar, read_lines
+
+COMPARED_LINES = 1 << 16  # distinct lines of each held-out text; of a longer one, those with the smallest hashes
+COMPARED_LINES_OF_TRAINING = 256  # of each file, to find copies of it
+LONG_LINE = 20  # characters; shorter lines, such as "Yes.", are equal by chance and count only where no line is longer
+LARGEST_SHARED = 0.05  # share of held-out lines. In prose cut at random, 0 to 1.4 % of the lines are equal by chance.
+SHARE_OF_A_COPY = 0.8  # of the lines of a file that another file has, too
+NAMED_COPIES = 3
+LARGEST_HASH = 1 << 64
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class NamedText:
+    """The lines of a text, which are read once, and how a warning calls it."""
+
+    name: str
+    lines: Iterable[str]
+
+
+@dataclass
+class LineSample:
+    """The hashes of distinct lines: all of a short text, and the ``size`` smallest of a longer one."""
+
+    size: int
+    long: set[int] = field(default_factory=set)
+    short: set[int] = field(default_factory=set)
+    limits: dict[str, int] = field(default_factory=lambda: {"long": LARGEST_HASH, "short": LARGEST_HASH})
+
+    def hashes(self) -> set[int]:
+        """The smallest hashes of the lines that count; the same for the same lines in another order."""
+        return set(sorted(self.long or self.short)[: self.size])
+
+    def add(self, line: str, hashed: int) -> None:
+        """Add a line that is not blank."""
+        kind = "long" if len(line) >= LONG_LINE else "short"
+        if hashed >= self.limits[kind]:
+            return
+        sample = self.long if kind == "long" else self.short
+        sample.add(hashed)
+        if len(sample) > 2 * self.size:
+            smallest = sorted(sample)[: self.size]
+            sample.intersection_update(smallest)
+            self.limits[kind] = smallest[-1]
+
+
+def warn_of_shared_files(train: Sequence[PathLike], *held_out: Sequence[PathLike]) -> None:
+    """Warn of files of ``held_out``, such as validation text, that share lines with ``train``, and of copies in it.
+
+    The files are compared by their lines, so that compressed copies and copies with further lines are noticed, too.
+    Files that are equal by chance in a few short lines get no warning. ValueError and OSError as for
+    :func:`.read_lines`.
+    """
+    others = [path for paths in held_out for path in paths]
+    if len(train) == 1 and not others:
+        return
+    with progress_bar("comparing", sum(os.path.getsize(path) for path in (*train, *others))) as bar:
+        held_out_texts = [NamedText(str(path), read_lines(path, bar.update)) for path in others]
+        warn_of_shared_text([NamedText(str(path), read_lines(path, bar.update)) for path in train], held_out_texts)
+
+
+def warn_of_shared_text(train: Sequence[NamedText], held_out: Sequence[NamedText]) -> None:
+    """As :func:`warn_of_shared_files`, for texts that were read already. Memory does not grow with their length."""
+    measured = [(text.name, _sample(text, COMPARED_LINES)[0]) for text in held_out]
+    every_measured = set().union(*(lines for _, lines in measured))
+    names = [text.name for text in train]
+    trained_on = [_sample(text, COMPARED_LINES_OF_TRAINING, every_measured) for text in train]
+    _warn_of_copies(names, [lines for lines, _ in trained_on])
+    for name, lines in measured:
+        counts = [len(lines & shared) for _, shared in trained_on]
+        share = len(lines & set().union(*(shared for _, shared in trained_on))) / max(1, len(lines))
+        if share > LARGEST_SHARED:
+            most = names[counts.index(max(counts))]
+            logger.warning(
+                f"{name}: {share:.0%} of its lines are in the training text, too (most of them in {most}): what is "
+                "measured on it says little of other text"
+            )
+
+
+def _sample(text: NamedText, size: int, measured: Set[int] = frozenset()) -> tuple[set[int], set[int]]:
+    """The hashes of a sample of a text's lines, and of all its lines that are in ``measured``."""
+    sample = LineSample(size)
+    shared = set()
+    for line in text.lines:
+        visible = line.strip()
+        if visible:
+            hashed = int.from_bytes(blake2b(visible.encode(errors="surrogatepass"), digest_size=8).digest())
+            sample.add(visible, hashed)
+            if hashed in measured:
+                shared.add(hashed)
+    return sample.hashes(), shared
+
+
+def _warn_of_copies(names: Sequence[str], samples: Sequence[set[int]]) -> None:
+    """Warn of texts most of whose lines an earlier one has."""
+    first_with: dict[int, int] = {}
+    copies = []
+    for number, lines in enumerate(samples):
+        earlier = Counter(first_with[line] for line in lines if line in first_with)
+        for line in lines:
+            first_with.setdefault(line, number)
+        for original, count in earlier.most_common(1):
+            if count > SHARE_OF_A_COPY * len(lines):
+                copies.append(f"{names[number]} has the lines of {names[original]}")
+    if copies:
+        more = f", and so have {len(copies) - NAMED_COPIES:,} more files" if len(copies) > NAMED_COPIES else ""
+        logger.warning(f"{'; '.join(copies[:NAMED_COPIES])}{more}: they are trained on more than once")
