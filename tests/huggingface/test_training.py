@@ -82,7 +82,7 @@ def test_unfinished_checkpoints_are_not_resumed(tmp_path: Path) -> None:
 def test_a_loss_that_is_not_finite_is_one_line(tmp_path: Path) -> None:
     trainer = trainer_of(tmp_path)
     trainer.add_callback(Damage())
-    with pytest.raises(ValueError, match=r"the loss is not finite after 4 updates; .*, and with another --output"):
+    with pytest.raises(ValueError, match=r"the loss is not finite after 4 updates; .*, and with another output folder"):
         train(trainer)
     assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-2"]  # the last good one stays
     with pytest.raises(ValueError, match="no finite loss before it is trained; its weights are damaged"):
