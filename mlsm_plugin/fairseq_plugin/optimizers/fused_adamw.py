@@ -113,6 +113,11 @@ class MuonConfig(FusedAdamWConfig):
     )
     muon_momentum: float = option(0.95, help="momentum of the matrices of the layers")
     muon_weight_decay: float = option(0.0, help="decoupled weight decay of the matrices of the layers")
+    muon_block_rows: Optional[int] = option(  # noqa: UP045
+        None,
+        help="orthogonalize blocks of N rows, such as 64, and not whole matrices: faster, and better in trainings of "
+        "at most 1,200 updates",
+    )
 
 
 @register_optimizer("muon", dataclass=MuonConfig)
@@ -132,6 +137,8 @@ class Muon(FusedAdamW):
                 "--lr and --muon-lr must be positive, --muon-momentum in [0, 1) and --muon-weight-decay not negative; "
                 f"got {lr}, {rate}, {cfg.muon_momentum} and {cfg.muon_weight_decay}"
             )
+        if cfg.muon_block_rows is not None and cfg.muon_block_rows < 1:
+            raise ValueError(f"--muon-block-rows must be positive, got {cfg.muon_block_rows}")
         self._ratio = rate / lr
         matrices = [parameter for parameter in params if getattr(parameter, GROUP_ATTRIBUTE, None) == LAYERS]
         if not matrices:
@@ -150,6 +157,7 @@ class Muon(FusedAdamW):
             muon_lr=rate,
             momentum=cfg.muon_momentum,
             muon_weight_decay=cfg.muon_weight_decay,
+            block_rows=cfg.muon_block_rows,
         )
 
     def set_lr(self, lr: float) -> None:

@@ -11,6 +11,7 @@ from mlsm_plugin.core.files.model_files import copy_tokenizer
 from mlsm_plugin.core.files.output_lock import only_writer, run_child
 from mlsm_plugin.core.files.planned_folder import PlannedFolder
 from mlsm_plugin.core.hidden_states.settings import BlockSettings
+from mlsm_plugin.core.optimizers.muon import BLOCK_ROWS, UPDATES_IN_BLOCKS
 from mlsm_plugin.fairseq_plugin.compat.checkpoint_contents import parts_of, read_contents
 from mlsm_plugin.fairseq_plugin.compat.checkpoint_states import architecture_of, optimizer_of, updates_of
 from mlsm_plugin.fairseq_plugin.compat.resumed_runs import LAST, repair_last
@@ -70,11 +71,13 @@ def default_flags(
     if "--optimizer" not in user_flags:
         flags += ["--optimizer", optimizer, "--adam-betas", "(0.9, 0.98)", "--adam-eps", "1e-6"]
         flags += ["--weight-decay", "0.01"]
+    trained_with = dict(pairwise(user_flags)).get("--optimizer", optimizer)
+    if trained_with == "muon" and max_update <= UPDATES_IN_BLOCKS:
+        flags += ["--muon-block-rows", str(BLOCK_ROWS)]
     if "--lr-scheduler" not in user_flags:
         flags += ["--lr-scheduler", "polynomial_decay", "--total-num-update", str(max_update)]
         flags += ["--warmup-updates", str(max(1, max_update * 6 // 100))]
     if modern:
-        trained_with = dict(pairwise(user_flags)).get("--optimizer", optimizer)
         weights = "bert" if trained_with == "muon" and arch.startswith("mlsm_modern") else "width"
         flags += _beginning(run, weights, masks=not DECIDE_MASKS & set(user_flags))
     if "--mask-prob-end" in {*flags, *user_flags}:  # a part of the run has another --max-update

@@ -100,6 +100,7 @@ def test_loaded_state_continues_exactly_with_the_settings_of_this_run() -> None:
         ({"lr": [0.0]}, "--lr and --muon-lr must be positive"),
         ({"muon_momentum": 1.0}, r"--muon-momentum in \[0, 1\)"),
         ({"muon_weight_decay": -1.0}, "--muon-weight-decay not negative"),
+        ({"muon_block_rows": 0}, "--muon-block-rows must be positive, got 0"),
         ({"adam_eps": 0.0}, "--adam-eps positive"),
     ],
 )
