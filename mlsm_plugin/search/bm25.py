@@ -11,6 +11,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from mlsm_plugin.core.files.atomic_files import write_npy
+from mlsm_plugin.search.documents import damaged, mapped
 
 FUSION = 10  # of reciprocal rank fusion: how little the first ranks differ; 60 is usual, and a little worse here
 PARTS = ("starts", "documents", "scores")
@@ -50,16 +51,9 @@ class TermScores:
     @classmethod
     def open(cls, folder: Path, name: str, num_documents: int) -> "TermScores":
         """Memory-map the files that :func:`write_term_scores` wrote; ValueError if one is missing or damaged."""
-        arrays = []
-        for part in PARTS:
-            path = folder / f"{name}.{part}.npy"
-            try:
-                arrays.append(np.load(path, mmap_mode="r", allow_pickle=False))
-            except (OSError, ValueError) as error:
-                raise ValueError(f"{path} is missing or damaged ({error}); build the index again") from None
-        starts, documents, scores = arrays
+        starts, documents, scores = (mapped(folder / f"{name}.{part}.npy") for part in PARTS)
         if starts[-1] != len(documents) or len(documents) != len(scores):
-            raise ValueError(f"the files {folder / name}.* do not belong together; build the index again")
+            raise damaged(folder / f"{name}.starts.npy")
         return cls(starts, documents, scores, num_documents)
 
     def of_query(self, terms: np.ndarray, weights: np.ndarray) -> np.ndarray:
