@@ -23,6 +23,7 @@ SHOWN_CHARACTERS = 300
 # what would change the colours, the title or the order of letters of a terminal
 HIDDEN = re.compile("[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 EXAMPLE_OF_INDEX = "example:  mlsm search index docs.txt --model encoder/ --dictionary dictionary/ --output index"
+EXAMPLE_OF_EXPORT = "example:  mlsm search export index --to qdrant --output points.jsonl"
 EXAMPLE_OF_QUERY = 'example:  mlsm search query index "how people lose weight" --count 3'
 
 
@@ -38,6 +39,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_output(index, "folder of the index")
     add_settings(index, IndexSettings)
     add_settings(index, ModelRun, only=("device", "threads"))
+
+    export = add("export", "write the codes of an index as sparse vectors for another search engine", run_export)
+    export.epilog = EXAMPLE_OF_EXPORT
+    export.add_argument("index", metavar="INDEX", help="folder that `mlsm search index` wrote")
+    engines = "lucene (Anserini, Pyserini), elasticsearch (also OpenSearch) or qdrant"
+    export.add_argument("--to", choices=("lucene", "elasticsearch", "qdrant"), required=True, help=engines)
+    export.add_argument("--output", required=True, metavar="FILE", help="new file of JSON lines")
 
     query = add("query", "search an index; each result says which properties and words it shares", run_query)
     query.epilog = EXAMPLE_OF_QUERY
@@ -80,6 +88,15 @@ def run_index(args: argparse.Namespace, extra: list[str]) -> int:
     if figures["empty"]:
         print(f"{figures['empty']:,} documents have no code, and are found by their words only")
     print_next("Search it with", f'mlsm search query {args.output} "your words"')
+    return 0
+
+
+def run_export(args: argparse.Namespace, extra: list[str]) -> int:
+    """Write the file, and print how many documents it has."""
+    from mlsm_plugin.search.exports import export_index
+
+    documents = export_index(args.index, args.output, args.to)
+    print(f"{documents:,} documents: {args.output}")
     return 0
 
 
