@@ -69,6 +69,7 @@ def encode_sequences(
         coder=coder,
         settings=settings,
         process=process,
+        auxiliary_name=name,
     )
 
 

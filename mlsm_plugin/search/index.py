@@ -16,6 +16,7 @@ from mlsm_plugin.core.files.atomic_files import PathLike, atomic_open, read_json
 from mlsm_plugin.core.files.output_lock import only_writer
 from mlsm_plugin.core.files.planned_folder import PLAN_FILE, PlannedFolder
 from mlsm_plugin.core.files.progress import Progress
+from mlsm_plugin.core.sparse_coding.telling_tokens import telling_tokens
 from mlsm_plugin.core.text.text_files import check_text
 from mlsm_plugin.search.bm25 import OF_CODES, OF_WORDS, TermScores, best, fused, write_term_scores
 from mlsm_plugin.search.documents import (
@@ -197,7 +198,9 @@ def _merge(folder: Path, shards: Path, number_of_shards: int, coder: TextCoder) 
     write_term_scores(folder, "codes", coder.num_atoms, lambda: matrices("codes"), OF_CODES)
     write_term_scores(folder, "words", HASHED_WORDS, lambda: matrices("words"), OF_WORDS)
     labels = sum(matrices("labels"), start=sp.csr_matrix((coder.num_atoms, coder.tokenizer.largest_id + 1)))
-    write_json(folder / "labels.json", telling_tokens(sp.csr_matrix(labels), coder))
+    telling = telling_tokens(sp.csr_matrix(labels), LABEL_TOKENS)
+    texts = [", ".join(_token_text(coder, int(token)) for token in tokens) for tokens, _ in telling]
+    write_json(folder / "labels.json", texts)
     starts = [0]
     with atomic_open(folder / "documents.jsonl") as file:
         for number in range(number_of_shards):
@@ -213,26 +216,6 @@ def _merge(folder: Path, shards: Path, number_of_shards: int, coder: TextCoder) 
 def word_counts(texts: Sequence[str]) -> sp.csr_matrix:
     """Counts of lower-cased words of two or more characters, hashed, ``(n, HASHED_WORDS)`` float32."""
     return sp.csr_matrix(_vectorizer().transform(texts), dtype=np.float32)
-
-
-def telling_tokens(weights: sp.csr_matrix, coder: TextCoder) -> list[str]:
-    """For each atom the tokens that say most about it, as text: weight times how much more often than by chance.
-
-    ``weights`` ``(n_atoms, V)`` are the sums of an atom's activations on each token.
-    """
-    weights = weights.tocsr().astype(np.float64)
-    of_atom = np.asarray(weights.sum(axis=1)).ravel()
-    of_token = np.asarray(weights.sum(axis=0)).ravel()
-    total = max(float(weights.sum()), 1e-12)
-    labels = []
-    for atom in range(weights.shape[0]):
-        row = slice(weights.indptr[atom], weights.indptr[atom + 1])
-        tokens = weights.indices[row]
-        share = weights.data[row] / max(of_atom[atom], 1e-12)
-        telling = share * np.log(share * total / np.maximum(of_token[tokens], 1e-12))
-        strongest = tokens[np.argsort(-telling, kind="stable")[:LABEL_TOKENS]]
-        labels.append(", ".join(_token_text(coder, int(token)) for token in strongest))
-    return labels
 
 
 def _token_text(coder: TextCoder, number: int) -> str:

@@ -99,10 +99,11 @@ class CodeStoreWriter(ShardedStoreWriter):
             raise ValueError(f"shard {index} lacks the duality gaps of its codes; add them, or use with_gaps=False")
         self._write_parts(index, rows.arrays(), {"gap": rows.figures(with_gaps=self.with_gaps)})
 
-    def finish(self) -> JsonObject:
+    def finish(self, auxiliary_name: str | None = None) -> JsonObject:
         """Remove the leftovers of interrupted runs, and seal the store with ``meta.json``, which is returned.
 
-        May be called again, and by several processes at the same time: all write the same bytes. MissingShardsError, a
+        ``auxiliary_name`` is recorded, unless the store is sealed already: a model that has moved is the same. May be
+        called again, and by several processes at the same time: all write the same bytes. MissingShardsError, a
         ValueError, names shards that are missing; ValueError if no token was coded, or all codes are empty.
         """
         whole = self._whole_shards()
@@ -123,6 +124,10 @@ class CodeStoreWriter(ShardedStoreWriter):
         if self.with_gaps:
             totals["gap_mean"] = sum(of_shard["gap_sum"] for of_shard in figures) / max(1, coded_tokens)
             totals["gap_max"] = max(of_shard["gap_max"] for of_shard in figures)
+        sealed = self.folder.sealed_content() if self.folder.is_sealed else None
+        name = auxiliary_name if sealed is None else sealed.get("auxiliary")
+        if name is not None:
+            totals["auxiliary"] = name
         meta = _in_order({**self.meta, **totals})
         if nnz == 0 and coded_tokens:
             raise ValueError(

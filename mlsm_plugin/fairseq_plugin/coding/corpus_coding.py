@@ -1,5 +1,6 @@
 """Codes a whole binarized split: blocks become hidden states, then sparse codes, then a code store."""
 
+import os
 from pathlib import Path
 
 from mlsm_plugin.core.coding.block_coding import CodingFigures, encode_blocks
@@ -45,6 +46,7 @@ def encode_split(
         coder=coder,
         settings=settings,
         process=process,
+        auxiliary_name=os.fspath(auxiliary),
     )
 
 
