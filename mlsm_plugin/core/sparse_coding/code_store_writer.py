@@ -124,8 +124,7 @@ class CodeStoreWriter(ShardedStoreWriter):
         if self.with_gaps:
             totals["gap_mean"] = sum(of_shard["gap_sum"] for of_shard in figures) / max(1, coded_tokens)
             totals["gap_max"] = max(of_shard["gap_max"] for of_shard in figures)
-        sealed = self.folder.sealed_content() if self.folder.is_sealed else None
-        name = auxiliary_name if sealed is None else sealed.get("auxiliary")
+        name = self._recorded_name(auxiliary_name)
         if name is not None:
             totals["auxiliary"] = name
         meta = _in_order({**self.meta, **totals})
@@ -175,6 +174,16 @@ class CodeStoreWriter(ShardedStoreWriter):
             return None
         whole = isinstance(figures, dict) and all(isinstance(figures.get(name), (int, float)) for name in names)
         return {name: figures[name] for name in names} if whole else None
+
+    def _recorded_name(self, auxiliary_name: str | None) -> str | None:
+        """The model's name in the seal, also if it has none; else, and if the seal is damaged, ``auxiliary_name``."""
+        if not self.folder.is_sealed:
+            return auxiliary_name
+        try:
+            name = self.folder.sealed_content().get("auxiliary")
+        except ValueError:
+            return auxiliary_name
+        return name if isinstance(name, str) else None
 
 
 def _in_order(meta: JsonObject) -> JsonObject:
