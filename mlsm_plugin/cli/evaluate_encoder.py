@@ -44,15 +44,17 @@ def run_encoder(args: argparse.Namespace, extra: list[str]) -> int:
     from mlsm_plugin.core.files.output_files import check_output
     from mlsm_plugin.evaluation.encoder_quality import bm25_gains, evaluate_encoder, read_evaluation_data
     from mlsm_plugin.evaluation.quality_settings import QualitySettings
-    from mlsm_plugin.evaluation.sentence_encoders import open_sentence_encoder
+    from mlsm_plugin.evaluation.sentence_encoders import check_encoder_names, open_sentence_encoder
 
     settings: QualitySettings = settings_of(QualitySettings, args)
     run: ModelRun = settings_of(ModelRun, args)
     if args.output:
         labelled = [path for paths in args.labelled for path in paths]
         check_output(args.output, [*args.models, *args.text, *labelled, *args.sts])
-    data = read_evaluation_data(args.text, args.labelled, args.sts, settings)
     names = list(dict.fromkeys(args.models))
+    check_encoder_names(names)
+    data = read_evaluation_data(args.text, args.labelled, args.sts, settings)
+    of_words = None if data.retrieval is None else bm25_gains(data.retrieval)
     measures: dict[str, dict[str, Measure]] = {}
     parameters: dict[str, int] = {}
     for name in names:
@@ -60,9 +62,9 @@ def run_encoder(args: argparse.Namespace, extra: list[str]) -> int:
         parameters[name] = encoder.parameters
         measures[name] = evaluate_encoder(encoder, data, batch_tokens=run.batch_tokens)
     rows = dict(measures)
-    if data.retrieval is not None:
+    if data.retrieval is not None and of_words is not None:
         print(f"{len(data.retrieval.queries):,} sentences, {len(data.retrieval.passages):,} passages")
-        rows["BM25"] = {"nDCG@10": bm25_gains(data.retrieval)}
+        rows["BM25"] = {"nDCG@10": of_words}
     _print_table(rows, parameters)
     for line in contradictions(measures):
         print(line)

@@ -18,6 +18,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--max-tokens", type=int, default=2_000_000, metavar="N", help="number of tokens to read")
     parser.add_argument(
+        "--dictionary",
+        metavar="DIR",
+        help="dictionary of the codes, to show the nearest atoms of each (default: one beside the data or codes)",
+    )
+    parser.add_argument(
         "--quality", metavar="JSON", help="also show the figures that `mlsm evaluate dictionary --output` wrote"
     )
 
@@ -27,9 +32,17 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
     from mlsm_plugin.reports.inspection import inspect
 
     check_positive(args, "max_tokens")
-    check_output(args.output, [path for path in (args.folder, args.codes, args.quality) if path is not None])
+    check_output(
+        args.output, [path for path in (args.folder, args.codes, args.quality, args.dictionary) if path is not None]
+    )
     summaries = inspect(
-        args.folder, args.output, split=args.split, codes=args.codes, max_tokens=args.max_tokens, quality=args.quality
+        args.folder,
+        args.output,
+        split=args.split,
+        codes=args.codes,
+        max_tokens=args.max_tokens,
+        quality=args.quality,
+        dictionary=args.dictionary,
     )
     dead = sum(summary.frequency == 0 for summary in summaries)
     print(f"{len(summaries)} atoms, {dead} of them dead here: {args.output}")

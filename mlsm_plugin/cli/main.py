@@ -31,7 +31,7 @@ COMMANDS = {
     "convert": "bring in a model or a dictionary of another program, export one, or average checkpoints",
     "finetune": "fine-tune a checkpoint to classify texts, with several seeds",
     "evaluate": "compare encoders; judge a masked LM on minimal pairs, or a dictionary",
-    "search": "index documents by the properties of their tokens, and search them; needs no fairseq",
+    "search": "index documents by the properties of their tokens, search them, export the codes; needs no fairseq",
     "npm": "retrieve with an NPM model: build a datastore, fill masks, classify texts",
     "infill": "fill the gaps of texts with a denoising model",
     "plot": "draw the curves of runs from fairseq's logs",

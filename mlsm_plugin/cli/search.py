@@ -2,10 +2,13 @@
 
 import argparse
 import json
+import re
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mlsm_plugin.cli.actions import actions_of
+from mlsm_plugin.cli.coding_options import add_output
 from mlsm_plugin.cli.next_commands import print_next
 from mlsm_plugin.cli.settings_flags import add_settings, settings_of
 from mlsm_plugin.core.hidden_states.settings import ModelRun
@@ -17,7 +20,10 @@ if TYPE_CHECKING:
 BOLD = "\033[1m"
 PLAIN = "\033[0m"
 SHOWN_CHARACTERS = 300
+# what would change the colours, the title or the order of letters of a terminal
+HIDDEN = re.compile("[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 EXAMPLE_OF_INDEX = "example:  mlsm search index docs.txt --model encoder/ --dictionary dictionary/ --output index"
+EXAMPLE_OF_EXPORT = "example:  mlsm search export index --to qdrant --output points.jsonl"
 EXAMPLE_OF_QUERY = 'example:  mlsm search query index "how people lose weight" --count 3'
 
 
@@ -30,9 +36,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     index.add_argument("documents", nargs="+", metavar="FILE", help=documents)
     add_model_and_dictionary(index, required=True)
-    index.add_argument("--output", required=True, metavar="DIR", help="folder of the index")
+    add_output(index, "folder of the index")
     add_settings(index, IndexSettings)
     add_settings(index, ModelRun, only=("device", "threads"))
+
+    export = add("export", "write the codes of an index as sparse vectors for another search engine", run_export)
+    export.epilog = EXAMPLE_OF_EXPORT
+    export.add_argument("index", metavar="INDEX", help="folder that `mlsm search index` wrote")
+    engines = "lucene (Anserini, Pyserini), elasticsearch (also OpenSearch) or qdrant"
+    export.add_argument("--to", choices=("lucene", "elasticsearch", "qdrant"), required=True, help=engines)
+    export.add_argument("--output", required=True, metavar="FILE", help="new file of JSON lines")
 
     query = add("query", "search an index; each result says which properties and words it shares", run_query)
     query.epilog = EXAMPLE_OF_QUERY
@@ -78,6 +91,15 @@ def run_index(args: argparse.Namespace, extra: list[str]) -> int:
     return 0
 
 
+def run_export(args: argparse.Namespace, extra: list[str]) -> int:
+    """Write the file, and print how many documents it has."""
+    from mlsm_plugin.search.exports import export_index
+
+    documents = export_index(args.index, args.output, args.to)
+    print(f"{documents:,} documents: {args.output}")
+    return 0
+
+
 def run_query(args: argparse.Namespace, extra: list[str]) -> int:
     """Search, and print the results with their reasons."""
     from mlsm_plugin.core.sparse_coding.sparse_coder import torch_threads
@@ -95,6 +117,7 @@ def run_query(args: argparse.Namespace, extra: list[str]) -> int:
     coder: TextCoder | None = None
     if args.by != "words":
         dictionary = args.dictionary or origin["dictionary"]
+        _check_origin(args, origin)
         coder = open_text_coder(args.model or origin["model"], dictionary, layer=origin["layer"], device=args.device)
     index = SearchIndex(args.index, coder)
     with torch_threads(args.threads):
@@ -107,24 +130,39 @@ def run_query(args: argparse.Namespace, extra: list[str]) -> int:
     return 0
 
 
+def _check_origin(args: argparse.Namespace, origin: dict[str, str]) -> None:
+    """Raise ValueError if the model or the dictionary of an index is not where it was, and none is passed."""
+    from mlsm_plugin.core.files.hf_files import is_hf
+
+    for name in ("model", "dictionary"):
+        place = origin[name]
+        if getattr(args, name) is None and place and not is_hf(place) and not Path(place).exists():
+            raise ValueError(f"the {name} of {args.index}, {place}, is not there; pass --{name}, or --by words")
+
+
+def printable(text: str) -> str:
+    """A text for a terminal: characters that would control it are shown as U+FFFD."""
+    return HIDDEN.sub("\ufffd", text)
+
+
 def _print_hits(query: str, hits: "list[Hit]", *, in_color: bool) -> None:
-    print(f"\n{query}")
+    print(f"\n{printable(query)}")
     if not hits:
         print("  nothing was found")
     for rank, hit in enumerate(hits, 1):
-        print(f"\n{rank:3}. {hit.document.name}  (score {hit.score:.3f})")
+        print(f"\n{rank:3}. {printable(hit.document.name)}  (score {hit.score:.3f})")
         places = [place for reason in hit.reasons[:3] for place in reason.document_tokens]
         print(f"     {highlighted(hit.document.text, places if in_color else [])}")
         for reason in hit.reasons:
             tokens = ", ".join(dict.fromkeys(reason.query_tokens))
-            print(f"     {reason.share:4.0%}  property {reason.atom} ({reason.label}), here: {tokens}")
+            print(printable(f"     {reason.share:4.0%}  property {reason.atom} ({reason.label}), here: {tokens}"))
         if hit.words:
             print(f"     words: {', '.join(hit.words)}")
 
 
 def highlighted(text: str, places: list[tuple[int, int]]) -> str:
     """The beginning of a text, in bold at these characters."""
-    shown = text[:SHOWN_CHARACTERS]
+    shown = printable(text[:SHOWN_CHARACTERS])
     for start, stop in sorted(set(places), reverse=True):
         if stop <= len(shown):
             shown = shown[:start] + BOLD + shown[start:stop] + PLAIN + shown[stop:]

@@ -86,8 +86,11 @@ def read_evaluation_data(
         settings: number of queries and passages, the seed, and whether labelled and scored files have a header.
 
     Raises:
-        ValueError: nothing to measure on, a text is too short for retrieval, or a file is damaged.
+        ValueError: nothing to measure on, a text is too short for retrieval, a file is damaged, all scores are the
+            same, or a package is missing.
     """
+    if labelled:
+        _import_scikit_learn()
     if not (texts or labelled or similarity):
         raise ValueError("there is nothing to measure on; pass --text, --labelled or --sts")
     probes: dict[str, tuple[LabelledTexts, LabelledTexts]] = {}
@@ -101,6 +104,8 @@ def read_evaluation_data(
         scored = read_labelled_texts(path, regression=True, header=settings.header)
         if scored.texts_per_line != 2:
             raise ValueError(f"{path}: similarity needs two texts in each line: score, tab, text, tab, text")
+        if len({float(score) for score in scored.labels}) < 2:
+            raise ValueError(f"{path}: all scores are the same; a correlation needs pairs of different similarity")
         pairs[_unused(Path(path).stem, pairs)] = scored
     if not texts:
         return EvaluationData(labelled=probes, similarity=pairs)
@@ -254,13 +259,12 @@ def linear_probe(train: np.ndarray, labels: Sequence[str], test: np.ndarray) -> 
     Raises:
         ValueError: scikit-learn is not installed.
     """
-    try:
-        from sklearn.linear_model import LogisticRegression
-        from sklearn.model_selection import GridSearchCV
-        from sklearn.pipeline import make_pipeline
-        from sklearn.preprocessing import StandardScaler
-    except ImportError:
-        raise ValueError("a linear probe needs scikit-learn: pip install scikit-learn") from None
+    _import_scikit_learn()
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.model_selection import GridSearchCV
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
     probe = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000))
     _, counts = np.unique(labels, return_counts=True)
     folds = min(3, int(counts.min()))
@@ -268,6 +272,13 @@ def linear_probe(train: np.ndarray, labels: Sequence[str], test: np.ndarray) -> 
         return np.asarray(probe.fit(train, labels).predict(test))
     search = GridSearchCV(probe, {"logisticregression__C": PENALTIES}, cv=folds)
     return np.asarray(search.fit(train, labels).predict(test))
+
+
+def _import_scikit_learn() -> None:
+    try:
+        import sklearn  # noqa: F401
+    except ImportError:
+        raise ValueError("a linear probe needs scikit-learn: pip install scikit-learn") from None
 
 
 def _features_of_pairs(encoder: SentenceEncoder, texts: LabelledTexts, what: str, batch_tokens: int) -> np.ndarray:

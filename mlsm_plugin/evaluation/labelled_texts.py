@@ -91,7 +91,7 @@ def read_labelled_texts(path: PathLike, *, regression: bool = False, header: boo
             raise ValueError(f"{where} has {len(rest)} texts, the lines before have {len(rows[0][1])}")
         if regression and not _is_number(label):
             hint = "" if rows or header or is_json else FIRST_LINE
-            raise ValueError(f"{where}: {label!r} is not a finite number; --regression needs numbers as labels{hint}")
+            raise ValueError(f"{where}: {label!r} is not a finite number, as scores are{hint}")
         rows.append((label, tuple(rest), number))
     if not rows:
         raise ValueError(f"{path} holds no labelled text")

@@ -1,9 +1,8 @@
 """Encoders that give vectors of sentences and predict masked words: Hugging Face folders and fairseq checkpoints."""
 
-import json
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +10,10 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from mlsm_plugin.core.files.atomic_files import PathLike
+from mlsm_plugin.core.files.atomic_files import PathLike, read_json
 from mlsm_plugin.core.files.hf_files import is_hf
+from mlsm_plugin.core.files.json_checks import check_json, fields, list_of
+from mlsm_plugin.core.files.json_checks import text as is_text
 from mlsm_plugin.core.files.progress import Progress
 from mlsm_plugin.core.hidden_states.devices import Device, default_device
 from mlsm_plugin.core.hidden_states.hf_encoder import (
@@ -26,7 +27,9 @@ from mlsm_plugin.huggingface.pretraining_model import head_of
 logger = logging.getLogger(__name__)
 
 BATCH_TOKENS = 8192
+NOT_FINITE = "is damaged, or its training has diverged; not finite are its"
 NO_WORD = -1  # the word of a token that begins or ends a text
+MODULES = list_of(fields({"type": is_text, "path": is_text}))
 POOLINGS = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls"}
 
 
@@ -34,6 +37,7 @@ class SentenceEncoder(ABC):
     """An encoder in eval mode, in float32.
 
     Attributes:
+        name: how it was opened.
         pad: id of padding.
         mask: id of the mask; None: the model predicts no masked tokens, and ``why_no_head`` says why.
         positions: longest text in tokens; longer ones are cut.
@@ -42,6 +46,7 @@ class SentenceEncoder(ABC):
         parameters: number of parameters of the encoder without its head.
     """
 
+    name: str
     pad: int
     mask: int | None
     why_no_head: str
@@ -67,7 +72,10 @@ class SentenceEncoder(ABC):
 
     @torch.no_grad()
     def vectors(self, texts: Sequence[str], *, batch_tokens: int = BATCH_TOKENS, what: str = "encoding") -> np.ndarray:
-        """The vector of each text, ``(n, dim)`` float32; ``what`` names the progress bar."""
+        """The vector of each text, ``(n, dim)`` float32; ``what`` names the progress bar.
+
+        ValueError if a vector is not finite.
+        """
         rows = [self.encoded(text)[0] for text in texts]
         if too_long := sum(len(row) > self.positions for row in rows):
             logger.warning("%d of %d texts are longer than the model's positions and are cut", too_long, len(rows))
@@ -81,7 +89,10 @@ class SentenceEncoder(ABC):
                 pooled = (hidden * content).sum(dim=1) / content.sum(dim=1)
             for index, vector in zip(chosen, pooled.cpu(), strict=True):
                 vectors[index] = vector
-        return torch.stack([vector for vector in vectors if vector is not None]).numpy()
+        stacked = torch.stack([vector for vector in vectors if vector is not None])
+        if not stacked.isfinite().all():
+            raise ValueError(f"{self.name} {NOT_FINITE} vectors of texts")
+        return stacked.numpy()
 
     @torch.no_grad()
     def masked_word_losses(
@@ -102,7 +113,7 @@ class SentenceEncoder(ABC):
 
         Returns:
             for each text the sum of the losses in nats, and the numbers of masked words and of their tokens; words
-            beyond the positions of the model are not counted.
+            beyond the positions of the model are not counted. ValueError if a loss is not finite.
         """
         assert self.mask is not None, self.why_no_head
         rows: list[list[int]] = []
@@ -122,6 +133,8 @@ class SentenceEncoder(ABC):
             inputs = tokens.masked_fill(masked, self.mask)
             logits = self.logits(inputs, masked).double()
             losses = torch.nn.functional.cross_entropy(logits, tokens[masked], reduction="none")
+            if not losses.isfinite().all():
+                raise ValueError(f"{self.name} {NOT_FINITE} losses of masked words")
             places = masked.nonzero()[:, 0]
             for row, loss in zip(places.tolist(), losses.tolist(), strict=True):
                 sums[indices[row]] += loss
@@ -151,6 +164,7 @@ class HuggingFaceSentences(SentenceEncoder):
 
     def __init__(self, name: PathLike, device: Device = None) -> None:
         folder, config, self._tokenizer = model_and_tokenizer(name, weights=True)
+        self.name = str(name)
         self.pad = self._tokenizer.pad_id
         self.mask = self._tokenizer.mask_id
         self.why_no_head = "its tokenizer has no mask token"
@@ -198,6 +212,7 @@ class FairseqSentences(SentenceEncoder):
         interface = from_pretrained(name)
         if not isinstance(interface, MlsmHubInterface):
             raise ValueError(f"{name} is an encoder-decoder; only encoders can be evaluated")
+        self.name = str(name)
         self._interface = interface.to(default_device(device))
         self._dictionary = interface.task.source_dictionary
         self.pad = int(self._dictionary.pad())
@@ -231,6 +246,13 @@ def is_library_encoder(name: PathLike) -> bool:
     return is_hf(name) or Path(name, "config.json").is_file()
 
 
+def check_encoder_names(names: Iterable[PathLike]) -> None:
+    """Raise FileNotFoundError for the first name that is neither of the hub nor of a file or folder."""
+    for name in names:
+        if not is_library_encoder(name) and not Path(name).exists():
+            raise FileNotFoundError(f"{name} does not exist; a model of the hub is hf:{name}")
+
+
 def open_sentence_encoder(name: PathLike, device: Device = None) -> SentenceEncoder:
     """The encoder in a folder of Hugging Face or of a fairseq run, in a checkpoint, or of a hub name (``hf:NAME``).
 
@@ -238,8 +260,7 @@ def open_sentence_encoder(name: PathLike, device: Device = None) -> SentenceEnco
     """
     if is_library_encoder(name):
         return HuggingFaceSentences(name, device)
-    if not Path(name).exists():
-        raise FileNotFoundError(f"{name} does not exist; a model of the hub is hf:{name}")
+    check_encoder_names([name])
     return FairseqSentences(name, device)
 
 
@@ -248,9 +269,12 @@ def pooling_of(folder: Path) -> str:
     modules = folder / "modules.json"
     if not modules.is_file():
         return "mean"
-    for module in json.loads(modules.read_text(encoding="utf-8")):
-        if str(module.get("type", "")).endswith("Pooling"):
-            config = json.loads((folder / module["path"] / "config.json").read_text(encoding="utf-8"))
+    for module in check_json(read_json(modules), MODULES, modules):
+        if module["type"].endswith("Pooling"):
+            path = folder / module["path"] / "config.json"
+            if not path.is_file():
+                raise ValueError(f"{modules} names {path}, which does not exist")
+            config = check_json(read_json(path), fields(), path)
             if config.get("pooling_mode") in POOLINGS.values():  # sentence-transformers 6
                 return str(config["pooling_mode"])
             modes = [POOLINGS.get(name, name) for name, used in config.items() if used is True and "pooling" in name]

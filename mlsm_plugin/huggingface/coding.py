@@ -72,6 +72,7 @@ def encode_sequences(
         coder=coder,
         settings=settings,
         process=process,
+        auxiliary_name=name,
     )
 
 

@@ -13,12 +13,13 @@ from mlsm_plugin.core.files.json_checks import JsonObject, check_json, fields, n
 from mlsm_plugin.core.files.model_files import checkpoint_of
 from mlsm_plugin.core.files.progress import Progress
 from mlsm_plugin.core.sparse_coding.code_store import INSPECTED_CHECK, META_FILE, CodeStore
+from mlsm_plugin.core.sparse_coding.coder import load_coder
 from mlsm_plugin.core.sparse_coding.stored_codes import CODES_OVER, check_same_codes
 from mlsm_plugin.fairseq_plugin.coding.block_reader import BlockReader, BlockSettings
 from mlsm_plugin.fairseq_plugin.compat.checkpoint_states import config_in, read_state
 from mlsm_plugin.fairseq_plugin.compat.resumed_runs import newest_whole
 from mlsm_plugin.fairseq_plugin.data.token_blocks import check_codes_belong_to, check_is_coded
-from mlsm_plugin.reports.latent_report import AtomSummary, render_report, summarize_atoms
+from mlsm_plugin.reports.latent_report import AtomSummary, render_report, set_neighbours, summarize_atoms
 
 QUALITY = fields(
     {
@@ -38,14 +39,16 @@ def inspect(
     codes: PathLike | None = None,
     max_tokens: int = 2_000_000,
     quality: PathLike | None = None,
+    dictionary: PathLike | None = None,
 ) -> list[AtomSummary]:
     """Write an HTML page of what the latent properties mean; returns what it shows of them.
 
     ``folder`` and ``codes`` are those of :func:`find_codes`; ``quality`` is a file of ``mlsm evaluate dictionary
-    --output``, whose figures the page also shows.
+    --output``, whose figures the page also shows. ``dictionary`` is that of the codes, from which the nearest atoms
+    of each are shown; None: one beside the dataset or the codes, if it is that of the codes.
 
     Raises:
-        ValueError: the codes do not belong to the text or the run, or the figures are of another dictionary.
+        ValueError: the codes do not belong to the text or the run, or figures or dictionary are those of others.
         OSError: a file is missing, or the page cannot be written.
     """
     figures = None if quality is None else _read_quality(quality)
@@ -55,6 +58,9 @@ def inspect(
     if max_tokens < store.num_tokens:
         facts["tokens"] = f"the first {max_tokens:,} of {store.num_tokens:,}"
     facts |= _facts(store, summaries)
+    directions = _directions(store, dictionary, [Path(folder), data_bin, data_bin.parent, code_folder])
+    if directions is not None:
+        set_neighbours(summaries, directions)
     if figures is not None:
         facts |= _quality_facts(figures, store, quality)
     render_report(summaries, title="Latent semantic properties", facts=facts, output_path=output)
@@ -141,6 +147,29 @@ def _coded_blocks(reader: BlockReader, store: CodeStore, max_tokens: int) -> Ite
             progress.update(size)
 
 
+def _directions(store: CodeStore, dictionary: PathLike | None, places: list[Path]) -> np.ndarray | None:
+    """The directions of the atoms; None if no dictionary was passed, and none of these places has that of the codes.
+
+    ValueError if the one that was passed cannot be read, or is another one.
+    """
+    fingerprint = store.meta["fingerprints"].get("dictionary")
+    if dictionary is not None:
+        coder = load_coder(dictionary)
+        if coder.fingerprint != fingerprint:
+            raise ValueError(f"the codes are over another dictionary than {dictionary}; pass the one of `mlsm encode`")
+        return coder.directions()
+    for place in places:
+        if not (place / "dictionary" / META_FILE).is_file():
+            continue
+        try:
+            coder = load_coder(place / "dictionary")
+        except (ValueError, OSError):  # not needed for the codes
+            continue
+        if coder.fingerprint == fingerprint:
+            return coder.directions()
+    return None
+
+
 def _facts(store: CodeStore, summaries: list[AtomSummary]) -> dict[str, str]:
     meta = store.meta
     health = meta.get("dictionary_health") or {}
@@ -152,13 +181,19 @@ def _facts(store: CodeStore, summaries: list[AtomSummary]) -> dict[str, str]:
         "layer": str(meta.get("layer", "unknown")),
         **{name: f"{meta[name]:g}" for name in ("lambda",) if name in meta},
         **{name: str(meta[name]) for name in ("coder",) if name in meta},
-        "auxiliary model": f"SHA-256 {meta['fingerprints'].get('auxiliary', 'unknown')[:12]}",
+        "auxiliary model": _model_name(meta),
     }
     if "unused_atoms" in health:
         facts["atoms that a sample of the text learned from does not use"] = str(health["unused_atoms"])
     if "reconstruction_error" in health:
         facts["relative reconstruction error"] = f"{health['reconstruction_error']:.4f}"
     return facts
+
+
+def _model_name(meta: JsonObject) -> str:
+    """The name of the auxiliary model, if the store says it, and the beginning of its fingerprint."""
+    fingerprint = f"SHA-256 {meta['fingerprints'].get('auxiliary', 'unknown')[:12]}"
+    return f"{meta['auxiliary']} ({fingerprint})" if isinstance(meta.get("auxiliary"), str) else fingerprint
 
 
 def _read_quality(path: PathLike) -> JsonObject:

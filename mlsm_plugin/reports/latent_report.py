@@ -14,12 +14,22 @@ import numpy as np
 from scipy.sparse import csr_matrix, vstack
 
 from mlsm_plugin.core.files.atomic_files import PathLike, atomic_open
-from mlsm_plugin.core.masking.word_boundaries import SENTENCEPIECE_BEGIN
+from mlsm_plugin.core.masking.word_boundaries import BYTE_LEVEL_BEGIN, SENTENCEPIECE_BEGIN, WORDPIECE_GOES_ON
+from mlsm_plugin.core.sparse_coding.telling_tokens import telling_tokens
+from mlsm_plugin.core.text.text_files import LONE_SURROGATE
 
 TEMPLATE = "latent_report.html"
 CHUNK_ENTRIES = 1 << 18  # entries of the codes that are processed at once: some tens of MB
 NOTHING = -1  # fills a window beyond the first and the last token of a block
+NEIGHBOUR_ROWS = 1024
+BINS = 20  # of weights, each half an octave: from 1/1024 to 1
+QUANTILES = (0.75, 0.5, 0.1)  # of the weights of an atom, around which examples are shown
+LABEL_TOKENS = 3
+TOLD = 0.1  # of what the first token of a label tells, the others must tell
+FEW_OCCURRENCES = 100  # with so many, an atom tells half as much as with very many
 SENTENCE_END = "</s>"
+# of an atom on the page, in the order of its row
+KEYS = ("atom", "frequency", "weight", "label", "telling", "bars", "near", "tokens", "contexts", "examples")
 UNSEEN_SYMBOLS = frozenset({"<s>", "<pad>"})
 
 
@@ -41,6 +51,11 @@ class AtomSummary:
     mean_weight: float  # over these tokens; 0 for a dead atom
     top_tokens: list[tuple[str, float]] = field(default_factory=list)  # pieces, with their shares of the total weight
     contexts: list[Context] = field(default_factory=list)  # preferably of distinct token types
+    examples: list[Context] = field(default_factory=list)  # drawn at random around QUANTILES of its weights
+    label: list[str] = field(default_factory=list)  # pieces that tell most: by weight against frequency
+    telling: float = 0.0  # how much the label tells; 0 for a dead atom
+    histogram: list[int] = field(default_factory=list)  # (BINS,) occurrences by weight
+    neighbours: list[tuple[int, float]] = field(default_factory=list)  # the nearest atoms, with their cosines
 
 
 @dataclass
@@ -66,16 +81,18 @@ def summarize_atoms(
     num_atoms: int,
     num_types: int,
     symbols: Sequence[str],
-    top_tokens: int = 12,
-    contexts: int = 6,
-    window: int = 8,
+    top_tokens: int = 8,
+    contexts: int = 4,
+    window: int = 7,
 ) -> list[AtomSummary]:
     """Summarize every atom, also the dead ones, in their order, in one pass over coded text.
 
     The memory depends on the number of (atom, token type) pairs that occur and of contexts kept; it does not grow with
     the length of the text. The contexts of an atom are, for each token type, its occurrence with the largest weight;
     the largest weights come first. An atom with fewer than ``contexts`` types also gets its other occurrences, each
-    text once. ValueError if the codes do not match the ids, ``num_atoms`` or ``num_types``.
+    text once. A histogram of all weights of an atom, the tokens that tell most about it, and up to three examples drawn
+    at random from the middle and the bottom of its weights come with them. ValueError if the codes do not match the
+    ids, ``num_atoms`` or ``num_types``.
 
     Args:
         token_blocks: pairs of the token ids ``(n,)`` of a block of text and its codes ``(n, num_atoms)``; rows sum
@@ -90,12 +107,16 @@ def summarize_atoms(
     coded_tokens = 0
     counts = np.zeros(num_atoms, dtype=np.int64)
     masses = csr_matrix((num_atoms, num_types), dtype=np.float64)
+    histograms = np.zeros((num_atoms, BINS), dtype=np.int64)
     best = _occurrences([], 0, num_atoms, window)
+    drawn = best
     for entries in _chunks(token_blocks, num_atoms, num_types, window):
         coded_tokens += len(np.unique(entries.order))
         counts += np.bincount(entries.atoms, minlength=num_atoms)
         masses = masses + csr_matrix((entries.weights, (entries.atoms, entries.types)), shape=masses.shape)
         best = _keep_best(best, entries, num_atoms, contexts)
+        np.add.at(histograms, (entries.atoms, _bins(entries.weights)), 1)
+        drawn = _keep_drawn(drawn, entries)
     totals = np.asarray(masses.sum(axis=1)).reshape(-1)
     summaries = [
         AtomSummary(atom, float(counts[atom] / max(coded_tokens, 1)), float(totals[atom] / max(counts[atom], 1)))
@@ -106,11 +127,89 @@ def summarize_atoms(
     for pair in shown[np.lexsort((pairs.col[shown], -pairs.data[shown]))].tolist():
         atom = pairs.row[pair]
         summaries[atom].top_tokens.append((symbols[pairs.col[pair]], float(pairs.data[pair] / totals[atom])))
-    joined_by = "" if any(SENTENCEPIECE_BEGIN in symbol for symbol in symbols) else " "
+    for summary, (tokens, parts) in zip(summaries, telling_tokens(masses, LABEL_TOKENS), strict=True):
+        _set_label(summary, tokens, parts, masses, int(counts[summary.atom]), symbols)
+        summary.histogram = histograms[summary.atom].tolist()
+    mark = word_mark(symbols)
     for row in np.lexsort((best.order, -best.weights)).tolist():
-        context = _read_window(best.windows[row].tolist(), symbols, joined_by, float(best.weights[row]))
+        context = _read_window(best.windows[row].tolist(), symbols, mark, float(best.weights[row]))
         summaries[best.atoms[row]].contexts.append(context)
+    for row in _rows_at_quantiles(drawn, histograms).tolist():
+        context = _read_window(drawn.windows[row].tolist(), symbols, mark, float(drawn.weights[row]))
+        summary = summaries[drawn.atoms[row]]
+        if context not in summary.contexts:
+            summary.examples.append(context)
     return summaries
+
+
+def _set_label(
+    summary: AtomSummary,
+    tokens: np.ndarray,
+    parts: np.ndarray,
+    masses: csr_matrix,
+    occurrences: int,
+    symbols: Sequence[str],
+) -> None:
+    """Set the label from the most telling tokens, and how much it tells.
+
+    That is the geometric mean, over the tokens, of how rare they are elsewhere, times the root of their share: so atoms
+    of several related words come before those of one word, and before those of words that are everywhere.
+    """
+    if not len(tokens):
+        return
+    told = parts >= max(TOLD * parts[0], 1e-12)
+    told[0] = True
+    summary.label = [symbols[token] for token in tokens[told].tolist()]
+    shares = masses[summary.atom, tokens].toarray().ravel() / masses[summary.atom].sum()
+    values = np.full(LABEL_TOKENS, TOLD)
+    values[: len(tokens)] = np.where(told, np.maximum(parts / np.sqrt(shares), TOLD), TOLD)
+    summary.telling = float(np.exp(np.log(values).mean())) * occurrences / (occurrences + FEW_OCCURRENCES)
+
+
+def set_neighbours(summaries: Sequence[AtomSummary], atoms: np.ndarray, count: int = 4) -> None:
+    """Set the nearest atoms of each summary by the cosine of their directions, ``(n_atoms, dim)``; only cosines > 0."""
+    unit = np.asarray(atoms, dtype=np.float32)
+    unit = unit / np.maximum(np.linalg.norm(unit, axis=1, keepdims=True), 1e-12)
+    for first in range(0, len(unit), NEIGHBOUR_ROWS):
+        cosines = unit[first : first + NEIGHBOUR_ROWS] @ unit.T
+        rows = np.arange(len(cosines))
+        cosines[rows, rows + first] = -1.0  # itself
+        nearest = np.argsort(-cosines, axis=1, kind="stable")[:, :count]
+        for row, numbers in enumerate(nearest.tolist()):
+            pairs = [(number, float(cosines[row, number])) for number in numbers]
+            summaries[first + row].neighbours = [pair for pair in pairs if pair[1] > 0]
+
+
+def word_mark(symbols: Sequence[str]) -> str:
+    """What begins a word in a vocabulary: SentencePiece's mark, that of byte-level BPE, or nothing."""
+    if any(SENTENCEPIECE_BEGIN in symbol for symbol in symbols):
+        return SENTENCEPIECE_BEGIN
+    with_mark = sum(symbol.startswith(BYTE_LEVEL_BEGIN) for symbol in symbols)
+    return BYTE_LEVEL_BEGIN if with_mark > len(symbols) / 10 else ""  # it is a letter of Maltese, too
+
+
+def _bins(weights: np.ndarray) -> np.ndarray:
+    """The bin of each weight, of half an octave each; the last one ends at 1."""
+    return np.clip(np.floor(2 * np.log2(weights)).astype(np.int64) + BINS, 0, BINS - 1)
+
+
+def _keep_drawn(kept: _Occurrences, entries: _Occurrences) -> _Occurrences:
+    """An occurrence for each atom and bin of weights, each of them with the same chance."""
+    candidates = kept.joined(entries)
+    chance = (candidates.order.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+    chance ^= chance >> np.uint64(29)
+    return candidates[_places((candidates.atoms, _bins(candidates.weights)), (chance, candidates.order)) == 0]
+
+
+def _rows_at_quantiles(drawn: _Occurrences, histograms: np.ndarray) -> np.ndarray:
+    """The rows of ``drawn`` in the bins of :data:`QUANTILES` of their atoms, the largest weights first."""
+    cumulative = np.cumsum(histograms, axis=1)
+    chosen = np.zeros(histograms.shape, dtype=bool)
+    for quantile in QUANTILES:
+        reached = cumulative >= quantile * cumulative[:, -1:]
+        chosen[np.arange(len(histograms)), reached.argmax(axis=1)] = True
+    rows = np.flatnonzero(chosen[drawn.atoms, _bins(drawn.weights)])
+    return rows[np.argsort(-drawn.weights[rows], kind="stable")]
 
 
 def _chunks(
@@ -187,25 +286,32 @@ def _places(groups: tuple[np.ndarray, ...], by: tuple[np.ndarray, ...]) -> np.nd
     return places
 
 
-def _read_window(window: Sequence[int], symbols: Sequence[str], joined_by: str, weight: float) -> Context:
-    """The text of a window of ids; the ends of sentences are shown as a pilcrow."""
+def _read_window(window: Sequence[int], symbols: Sequence[str], mark: str, weight: float) -> Context:
+    """The text of a window of ids in whole words; the ends of sentences are shown as a pilcrow."""
     middle = len(window) // 2
 
-    def read(ids: Sequence[int]) -> str:
+    def pieces_of(ids: Sequence[int]) -> str:
         pieces = [symbols[index] for index in ids if index != NOTHING and symbols[index] not in UNSEEN_SYMBOLS]
-        text = joined_by.join(" \u00b6 " if piece == SENTENCE_END else piece for piece in pieces)
-        return re.sub(r"\s+", " ", text.replace(SENTENCEPIECE_BEGIN, " "))
+        pieces = [" \u00b6 " if piece == SENTENCE_END else _spaced(piece, mark) for piece in pieces]
+        return "".join(pieces)
 
-    left = read(window[:middle])
-    token = read(window[middle : middle + 1])
-    right = read(window[middle + 1 :])
-    if token.startswith(" ") or (joined_by and left):
+    left = pieces_of(window[:middle])
+    token = pieces_of(window[middle : middle + 1])
+    right = pieces_of(window[middle + 1 :])
+    if token.startswith(" "):
         left += " "
-    if token.endswith(" ") or (joined_by and right):
+    if token.endswith(" "):
         right = " " + right
     left = re.sub(r"\s+", " ", left).lstrip()
     right = re.sub(r"\s+", " ", right).rstrip()
-    return {"left": left, "token": token.strip() or SENTENCEPIECE_BEGIN, "right": right, "weight": weight}
+    return {"left": left, "token": token.strip() or mark or "\u2581", "right": right, "weight": weight}
+
+
+def _spaced(piece: str, mark: str) -> str:
+    """A piece as it stands in text, with a space before it if it begins a word."""
+    if mark:
+        return piece.replace(mark, " ")
+    return piece[2:] if piece.startswith(WORDPIECE_GOES_ON) and len(piece) > 2 else " " + piece
 
 
 def render_report(
@@ -217,30 +323,55 @@ def render_report(
         f'<tr><th scope="row">{html.escape(str(name))}</th><td>{html.escape(str(value))}</td></tr>'
         for name, value in facts.items()
     )
-    values = {"title": html.escape(title), "facts": "\n".join(rows)}
+    marks = marks_legend([piece for summary in summaries for piece, _ in summary.top_tokens])
+    values = {"title": html.escape(title), "facts": "\n".join(rows), "marks": html.escape(marks)}
     values |= {"data": _embedded_json(summaries), "script_hash": _script_hash(template)}
     page = re.sub(r"\{\{(" + "|".join(values) + r")\}\}", lambda match: values[match.group(1)], template)
     with atomic_open(output_path, "wb") as file:
         file.write(page.encode("utf-8", errors="replace"))
 
 
+def marks_legend(pieces: Sequence[str]) -> str:
+    """What the marks in some pieces mean, a sentence for each mark that occurs, and a space after each."""
+    meanings = {
+        SENTENCEPIECE_BEGIN: "begins a word",
+        BYTE_LEVEL_BEGIN: "begins a word",
+        WORDPIECE_GOES_ON: "continues a word",
+    }
+    used = [mark for mark in meanings if any(piece.startswith(mark) and len(piece) > len(mark) for piece in pieces)]
+    return "".join(f"{mark} {meanings[mark]}. " for mark in used)
+
+
 def _embedded_json(summaries: Sequence[AtomSummary]) -> str:
     """The data of the page as JSON, escaped so that no text in it can end the script early."""
-    atoms = [
-        {
-            "atom": summary.atom,
-            "frequency": _short(summary.frequency),
-            "weight": _short(summary.mean_weight),
-            "tokens": [[piece, _short(share)] for piece, share in summary.top_tokens],
-            "contexts": [
-                [context["left"], context["token"], context["right"], _short(context["weight"])]
-                for context in summary.contexts
-            ],
-        }
+    rows = [
+        [
+            summary.atom,
+            _short(summary.frequency),
+            _short(summary.mean_weight),
+            summary.label,
+            _short(summary.telling),
+            _bars(summary.histogram),
+            [[number, round(cosine, 2)] for number, cosine in summary.neighbours],
+            [[piece, _short(share)] for piece, share in summary.top_tokens],
+            [_cells(context) for context in summary.contexts],
+            [_cells(context) for context in summary.examples],
+        ]
         for summary in summaries
     ]
-    text = json.dumps(atoms, separators=(",", ":"), allow_nan=False)
+    text = json.dumps({"keys": KEYS, "rows": rows}, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
+    text = LONE_SURROGATE.sub(lambda half: f"\\u{ord(half[0]):04x}", text)  # UTF-8 cannot hold it
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+
+
+def _cells(context: Context) -> list[str | float]:
+    return [context["left"], context["token"], context["right"], round(context["weight"], 3)]
+
+
+def _bars(histogram: Sequence[int]) -> str:
+    """The height of each bar from 0 to 9, a digit each; a bin that is not empty has at least 1."""
+    highest = max(histogram, default=0)
+    return "".join(str(0 if not count else max(1, round(9 * count / highest))) for count in histogram)
 
 
 def _script_hash(template: str) -> str:
@@ -250,4 +381,4 @@ def _script_hash(template: str) -> str:
 
 
 def _short(value: float) -> float:
-    return float(f"{value:.4g}")
+    return float(f"{value:.3g}")

@@ -11,8 +11,10 @@ import numpy as np
 import scipy.sparse as sp
 
 from mlsm_plugin.core.files.atomic_files import write_npy
+from mlsm_plugin.search.documents import damaged, mapped
 
 FUSION = 10  # of reciprocal rank fusion: how little the first ranks differ; 60 is usual, and a little worse here
+BLOCK_DOCUMENTS = 1024  # that are turned from columns to rows at once
 PARTS = ("starts", "documents", "scores")
 
 
@@ -50,16 +52,11 @@ class TermScores:
     @classmethod
     def open(cls, folder: Path, name: str, num_documents: int) -> "TermScores":
         """Memory-map the files that :func:`write_term_scores` wrote; ValueError if one is missing or damaged."""
-        arrays = []
-        for part in PARTS:
-            path = folder / f"{name}.{part}.npy"
-            try:
-                arrays.append(np.load(path, mmap_mode="r", allow_pickle=False))
-            except (OSError, ValueError) as error:
-                raise ValueError(f"{path} is missing or damaged ({error}); build the index again") from None
-        starts, documents, scores = arrays
+        starts = mapped(folder / f"{name}.starts.npy")
+        documents = mapped(folder / f"{name}.documents.npy")
+        scores = mapped(folder / f"{name}.scores.npy")
         if starts[-1] != len(documents) or len(documents) != len(scores):
-            raise ValueError(f"the files {folder / name}.* do not belong together; build the index again")
+            raise damaged(folder / f"{name}.starts.npy")
         return cls(starts, documents, scores, num_documents)
 
     def of_query(self, terms: np.ndarray, weights: np.ndarray) -> np.ndarray:
@@ -80,6 +77,26 @@ class TermScores:
             if place < stop and self.documents[place] == document:
                 scores[row] = self.scores[place]
         return scores
+
+    def blocks_of_documents(self, size: int = BLOCK_DOCUMENTS) -> Iterator[sp.csr_matrix]:
+        """The scores of all terms in consecutive documents, ``(n, n_terms)`` float32, at most ``size`` at once."""
+        places = np.array(self.starts[:-1])
+        for first in range(0, self.num_documents, size):
+            stop = min(first + size, self.num_documents)
+            terms: list[np.ndarray] = []
+            rows: list[np.ndarray] = []
+            values: list[np.ndarray] = []
+            for term, begin in enumerate(places.tolist()):
+                entries = self.documents[begin : min(begin + size, int(self.starts[term + 1]))]
+                count = int(np.searchsorted(entries, stop))
+                places[term] += count
+                terms.append(np.full(count, term))
+                rows.append(entries[:count] - first)
+                values.append(self.scores[begin : begin + count])
+            coordinates = (np.concatenate(rows), np.concatenate(terms))
+            block = sp.csr_matrix((np.concatenate(values), coordinates), shape=(stop - first, len(places)))
+            block.eliminate_zeros()
+            yield block
 
 
 def write_term_scores(

@@ -1,13 +1,17 @@
 """Documents that are searched: passages of text files, or the objects of JSON lines."""
 
+import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from array import array
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from mlsm_plugin.core.files.atomic_files import PathLike
+from mlsm_plugin.core.files.atomic_files import PathLike, parse_json
+from mlsm_plugin.core.files.npy_files import npy_header
 from mlsm_plugin.core.text.text_files import check_text, is_json_lines, json_objects, read_lines
 
 TEXT_KEYS = ("text", "contents", "body")
@@ -26,28 +30,47 @@ def read_documents(paths: Sequence[PathLike], *, passage_lines: int) -> Iterator
 
     A file of JSON lines has an object for each document, with the text as ``text``, ``contents`` or ``body``, and
     perhaps an ``id``. Of other files, up to ``passage_lines`` consecutive lines are a document, and a blank line ends
-    one; its name is the file and the number of its first line. Compressed files are read as they are.
+    one; its name is the file and the number of its first line. Files with the same name are called by their paths.
+    Compressed files are read as they are.
 
     ValueError, with file and line, if an object has no text, or a file is no text.
     """
+    with_name = Counter(Path(path).name for path in paths)
     for path in paths:
+        file_name = Path(path).name
+        if with_name[file_name] > 1:
+            file_name = str(path)
         if is_json_lines(path):
-            yield from _objects(path)
+            yield from _objects(path, file_name)
         else:
-            yield from _passages(path, passage_lines)
+            yield from _passages(path, file_name, passage_lines)
 
 
-def _objects(path: PathLike) -> Iterator[Document]:
+def number_of_repeated_names(names: Iterable[str]) -> int:
+    """How many documents have the name of an earlier one; 8 bytes of memory a document."""
+    hashes = array("Q")
+    for name in names:
+        digest = hashlib.blake2b(name.encode(), digest_size=8).digest()
+        hashes.append(int.from_bytes(digest, "little"))
+    return len(hashes) - len(np.unique(np.array(hashes)))
+
+
+def _objects(path: PathLike, file_name: str) -> Iterator[Document]:
     for number, item in json_objects(path):
         text = next((item[key] for key in TEXT_KEYS if isinstance(item.get(key), str)), None)
         if text is None:
             raise ValueError(f"{path}, line {number} has no text; expected one of the keys {', '.join(TEXT_KEYS)}")
         check_text(text, f"{path}, line {number}")
-        identity = item.get("id", f"{Path(path).name}:{number}")
-        yield Document(str(identity), " ".join(text.split()))
+        name = item.get("id")
+        if name is None or name == "":
+            name = f"{file_name}:{number}"
+        if not isinstance(name, (str, int)):
+            raise ValueError(f"{path}, line {number}: the id must be text or a whole number, got {json.dumps(name)}")
+        check_text(str(name), f"the id in {path}, line {number}")
+        yield Document(str(name), " ".join(text.split()))
 
 
-def _passages(path: PathLike, passage_lines: int) -> Iterator[Document]:
+def _passages(path: PathLike, file_name: str, passage_lines: int) -> Iterator[Document]:
     lines: list[str] = []
     first = 1
     for number, line in enumerate(read_lines(path), 1):
@@ -56,26 +79,34 @@ def _passages(path: PathLike, passage_lines: int) -> Iterator[Document]:
         if line:
             lines.append(line)
         if lines and (not line or len(lines) == passage_lines):
-            yield Document(f"{Path(path).name}:{first}", " ".join(lines))
+            yield Document(f"{file_name}:{first}", " ".join(lines))
             lines = []
     if lines:
-        yield Document(f"{Path(path).name}:{first}", " ".join(lines))
+        yield Document(f"{file_name}:{first}", " ".join(lines))
 
 
 class StoredDocuments:
-    """The documents of an index, read from disk one by one."""
+    """The documents of an index, read from disk one by one; ValueError if a file is missing or damaged."""
 
     def __init__(self, folder: Path) -> None:
-        self._file = (folder / "documents.jsonl").open("rb")
-        self._starts = np.load(folder / "documents.starts.npy", mmap_mode="r", allow_pickle=False)
+        path = folder / "documents.jsonl"
+        self._starts = mapped(folder / "documents.starts.npy")
+        if not path.is_file() or path.stat().st_size != self._starts[-1]:
+            raise damaged(path)
+        self._path = path
+        self._file = path.open("rb")
 
     def __len__(self) -> int:
         return len(self._starts) - 1
 
     def __getitem__(self, number: int) -> Document:
         self._file.seek(int(self._starts[number]))
-        item = json.loads(self._file.read(int(self._starts[number + 1] - self._starts[number])))
-        return Document(item["name"], item["text"])
+        line = self._file.read(int(self._starts[number + 1] - self._starts[number]))
+        try:
+            item = parse_json(line)
+            return Document(item["name"], item["text"])
+        except (ValueError, KeyError, TypeError):
+            raise damaged(self._path) from None
 
     def close(self) -> None:
         """Close the file."""
@@ -85,3 +116,16 @@ class StoredDocuments:
 def as_line(document: Document) -> bytes:
     """A document as a line of ``documents.jsonl``."""
     return json.dumps({"name": document.name, "text": document.text}, ensure_ascii=False).encode() + b"\n"
+
+
+def mapped(path: Path) -> np.ndarray:
+    """The array of a file of an index, memory-mapped; ValueError if it is missing or damaged."""
+    if npy_header(path) is None:
+        raise damaged(path)
+    array: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
+    return array
+
+
+def damaged(path: Path) -> ValueError:
+    """The error about a file of an index that is missing or damaged."""
+    return ValueError(f"{path} is missing or damaged; delete {path.parent} and build the index again")

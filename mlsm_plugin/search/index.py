@@ -2,6 +2,7 @@
 
 import io
 import itertools
+import logging
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,15 +14,26 @@ import scipy.sparse as sp
 
 from mlsm_plugin.core.files.atomic_files import PathLike, atomic_open, read_json, sha256_of_files, write_json, write_npy
 from mlsm_plugin.core.files.output_lock import only_writer
-from mlsm_plugin.core.files.planned_folder import PlannedFolder
+from mlsm_plugin.core.files.planned_folder import PLAN_FILE, PlannedFolder
 from mlsm_plugin.core.files.progress import Progress
+from mlsm_plugin.core.sparse_coding.telling_tokens import telling_tokens
+from mlsm_plugin.core.text.text_files import check_text
 from mlsm_plugin.search.bm25 import OF_CODES, OF_WORDS, TermScores, best, fused, write_term_scores
-from mlsm_plugin.search.documents import Document, StoredDocuments, as_line, read_documents
+from mlsm_plugin.search.documents import (
+    Document,
+    StoredDocuments,
+    as_line,
+    damaged,
+    number_of_repeated_names,
+    read_documents,
+)
 from mlsm_plugin.search.settings import IndexSettings
 from mlsm_plugin.search.text_codes import TextCoder, TextCodes
 
 if TYPE_CHECKING:
     from sklearn.feature_extraction.text import HashingVectorizer
+
+logger = logging.getLogger(__name__)
 
 FORMAT = 1
 HASHED_WORDS = 2**20  # columns of the words, which are hashed: few of them share one
@@ -69,7 +81,8 @@ def build_index(
         the numbers of ``documents``, ``empty`` documents (without a token), and ``bytes`` of the index.
 
     Raises:
-        ValueError: a file is no text, there is no document, or the folder was begun with other files or another model.
+        ValueError: a file is no text, there is no document, or the folder was begun with other files or another model,
+            or holds anything else. All files are read before the first document is indexed.
     """
     plan = {
         "format": FORMAT,
@@ -80,28 +93,78 @@ def build_index(
         "shard_documents": settings.shard_documents,
     }
     folder = PlannedFolder(output, plan)
-    folder.check()
+    _check_folder(folder)
     with only_writer(output):
         if folder.is_complete():
             return dict(folder.sealed_content()["figures"])
-        first = next(read_documents(paths, passage_lines=settings.passage_lines), None)
-        if first is None:
-            raise ValueError("there is no document in the files")
+        number_of_documents = _checked_number(read_documents(paths, passage_lines=settings.passage_lines))
         folder.begin()
         shards = folder.directory / "shards"
         shards.mkdir(exist_ok=True)
         documents = read_documents(paths, passage_lines=settings.passage_lines)
-        number_of_shards = _write_shards(documents, coder, shards, settings)
+        number_of_shards = _write_shards(documents, number_of_documents, coder, shards, settings)
         figures = _merge(folder.directory, shards, number_of_shards, coder)
         folder.seal({**plan, "origin": coder.origin, "num_atoms": coder.num_atoms, "figures": figures})
         shutil.rmtree(shards)
     return figures
 
 
-def _write_shards(documents: Iterator[Document], coder: TextCoder, shards: Path, settings: IndexSettings) -> int:
+def _check_folder(folder: PlannedFolder) -> None:
+    """Raise ValueError if a folder was begun with other documents, model or settings, or holds no index."""
+    recorded = folder.recorded_plan if folder.directory.is_dir() and _is_index(folder.directory) else None
+    if recorded is None:
+        return
+    remedy = "name another --output, or delete the folder to start anew"
+    if recorded.get("names") != folder.plan["names"]:
+        names = ", ".join(map(str, recorded.get("names") or []))
+        raise ValueError(f"the index in {folder.directory} was begun with other files: {names}; {remedy}")
+    for name, before, now in zip(folder.plan["names"], recorded["files"], folder.plan["files"], strict=True):
+        if before != now:
+            raise ValueError(f"{name} has changed since the index in {folder.directory} was begun; {remedy}")
+    if recorded.get("codes") != folder.plan["codes"]:
+        raise ValueError(f"the index in {folder.directory} was begun with another model or dictionary; {remedy}")
+    folder.check()
+
+
+def _is_index(folder: Path) -> bool:
+    """Whether a folder holds an index, not finished perhaps; ValueError if it holds anything else."""
+    if (folder / PLAN_FILE).is_file():
+        return True
+    others = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
+    if others:
+        raise ValueError(f"{folder} holds other files than those of an index, such as {others[0]}; name a new folder")
+    return False
+
+
+def _checked_number(documents: Iterator[Document]) -> int:
+    """The number of documents, all of which are read; ValueError if there is none, or one cannot be read."""
+    number = 0
+
+    def names() -> Iterator[str]:
+        nonlocal number
+        for document in documents:
+            number += 1
+            yield document.name
+
+    repeated = number_of_repeated_names(names())
+    if not number:
+        raise ValueError("there is no document in the files")
+    if repeated:
+        logger.warning(
+            "%d of %d documents have the id of another one: results cannot tell them apart, and they cannot be "
+            "exported; give each an id of its own",
+            repeated,
+            number,
+        )
+    return number
+
+
+def _write_shards(
+    documents: Iterator[Document], total: int, coder: TextCoder, shards: Path, settings: IndexSettings
+) -> int:
     """Write the shards that are missing; returns their number."""
     number = 0
-    with Progress(desc="indexing", unit="document") as progress:
+    with Progress(total=total, desc="indexing", unit="document") as progress:
         while batch := list(itertools.islice(documents, settings.shard_documents)):
             last_file = shards / f"{number:06d}.codes.npz"
             if not last_file.is_file():
@@ -135,7 +198,9 @@ def _merge(folder: Path, shards: Path, number_of_shards: int, coder: TextCoder) 
     write_term_scores(folder, "codes", coder.num_atoms, lambda: matrices("codes"), OF_CODES)
     write_term_scores(folder, "words", HASHED_WORDS, lambda: matrices("words"), OF_WORDS)
     labels = sum(matrices("labels"), start=sp.csr_matrix((coder.num_atoms, coder.tokenizer.largest_id + 1)))
-    write_json(folder / "labels.json", telling_tokens(sp.csr_matrix(labels), coder))
+    telling = telling_tokens(sp.csr_matrix(labels), LABEL_TOKENS)
+    texts = [", ".join(_token_text(coder, int(token)) for token in tokens) for tokens, _ in telling]
+    write_json(folder / "labels.json", texts)
     starts = [0]
     with atomic_open(folder / "documents.jsonl") as file:
         for number in range(number_of_shards):
@@ -151,26 +216,6 @@ def _merge(folder: Path, shards: Path, number_of_shards: int, coder: TextCoder) 
 def word_counts(texts: Sequence[str]) -> sp.csr_matrix:
     """Counts of lower-cased words of two or more characters, hashed, ``(n, HASHED_WORDS)`` float32."""
     return sp.csr_matrix(_vectorizer().transform(texts), dtype=np.float32)
-
-
-def telling_tokens(weights: sp.csr_matrix, coder: TextCoder) -> list[str]:
-    """For each atom the tokens that say most about it, as text: weight times how much more often than by chance.
-
-    ``weights`` ``(n_atoms, V)`` are the sums of an atom's activations on each token.
-    """
-    weights = weights.tocsr().astype(np.float64)
-    of_atom = np.asarray(weights.sum(axis=1)).ravel()
-    of_token = np.asarray(weights.sum(axis=0)).ravel()
-    total = max(float(weights.sum()), 1e-12)
-    labels = []
-    for atom in range(weights.shape[0]):
-        row = slice(weights.indptr[atom], weights.indptr[atom + 1])
-        tokens = weights.indices[row]
-        share = weights.data[row] / max(of_atom[atom], 1e-12)
-        telling = share * np.log(share * total / np.maximum(of_token[tokens], 1e-12))
-        strongest = tokens[np.argsort(-telling, kind="stable")[:LABEL_TOKENS]]
-        labels.append(", ".join(_token_text(coder, int(token)) for token in strongest))
-    return labels
 
 
 def _token_text(coder: TextCoder, number: int) -> str:
@@ -215,6 +260,7 @@ class SearchIndex:
             raise ValueError(f"mode must be one of {', '.join(MODES)}, got {mode!r}")
         if not query.strip():
             raise ValueError("the query is empty")
+        check_text(query, "the query")
         if mode != "words" and self._coder is None:
             raise ValueError("the index was opened without a model; search by words, or pass the coder of the index")
         coded = None if self._coder is None else self._coder.coded([query])[0]
@@ -276,7 +322,7 @@ class SearchIndex:
 def read_meta(folder: Path) -> dict[str, object]:
     """What an index says of itself; ValueError if it is none, or was not finished."""
     folder = Path(folder)
-    if not (folder / "plan.json").is_file():
+    if not (folder / PLAN_FILE).is_file():
         raise ValueError(f"{folder} is no index; `mlsm search index` builds one")
     sealed = PlannedFolder(folder, {})
     if not sealed.is_sealed:
@@ -311,9 +357,13 @@ def _vectorizer() -> "HashingVectorizer":
 
 
 def _read_labels(folder: Path) -> list[str]:
-    labels = read_json(folder / "labels.json")
+    path = folder / "labels.json"
+    try:
+        labels = read_json(path)
+    except (OSError, ValueError):
+        raise damaged(path) from None
     if not isinstance(labels, list):
-        raise ValueError(f"{folder / 'labels.json'} is damaged; build the index again")
+        raise damaged(path)
     return [str(label) for label in labels]
 
 

@@ -49,3 +49,13 @@ def test_a_loss_that_falls_while_retrieval_falls_is_said() -> None:
 
 def test_nothing_to_measure_is_one_line(tiny: TinyData, capsys: pytest.CaptureFixture[str]) -> None:
     assert "pass --text, --labelled or --sts" in failing_mlsm(capsys, "evaluate", "encoder", tiny.model)
+
+
+def test_a_name_that_is_no_model_is_told_before_the_first_is_measured(
+    tiny: TinyData, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "scored.tsv").write_text("0\ta\tb\n1\tb\tb\n")
+    broken = tmp_path / "broken.pt"  # would be told first, if it were opened
+    broken.write_text("")
+    line = failing_mlsm(capsys, "evaluate", "encoder", broken, tmp_path / "none", "--sts", tmp_path / "scored.tsv")
+    assert "none does not exist" in line

@@ -91,7 +91,7 @@ def test_a_training_that_fails_is_one_line(tiny: TinyData, tmp_path: Path, capsy
 def test_what_cannot_be_fine_tuned_is_refused(tiny: TinyData, tmp_path: Path, capsys: Capture) -> None:
     words = ("finetune", *labelled(tmp_path), "--output", tmp_path / "out")
     line = failing_mlsm(capsys, *words, "--checkpoint", tiny.model, "--regression")
-    assert "train.tsv, line 1: 'long one' is not a finite number; --regression needs numbers" in line
+    assert "train.tsv, line 1: 'long one' is not a finite number, as scores are" in line
     (tmp_path / "bare").mkdir()
     shutil.copy(tiny.model, tmp_path / "bare" / "model.pt")
     assert "has no dict.txt" in failing_mlsm(capsys, *words, "--checkpoint", tmp_path / "bare")

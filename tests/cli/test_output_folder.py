@@ -21,6 +21,7 @@ COMMANDS = {
     "npm": ("datastore", "data-bin", "--checkpoint", "model.pt", "--output"),
     "preprocess": ("--train", "text", "--output"),
     "pretrain": ("data-bin", "--max-update", "1", "--save-dir"),
+    "search": ("index", "text", "--model", "model", "--output"),
     "tokenizer": ("--input", "text", "--output"),
 }
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mlsm_plugin.cli.search import BOLD, PLAIN, highlighted
+from mlsm_plugin.cli.search import BOLD, PLAIN, highlighted, printable
 from tests.conftest import failing_mlsm, mlsm
 from tests.search.searched import make_encoder, write_documents
 from tests.tiny_models import TinyData
@@ -51,6 +51,24 @@ def test_index_and_query(tiny: TinyData, tmp_path: Path, capsys: Capture) -> Non
 def test_what_is_refused(tmp_path: Path, capsys: Capture) -> None:
     assert "is no index" in failing_mlsm(capsys, "search", "query", tmp_path, "name")
     assert "either a text or --input" in failing_mlsm(capsys, "search", "query", tmp_path)
+
+
+def test_a_model_that_has_moved_is_asked_for(tiny: TinyData, tmp_path: Path, capsys: Capture) -> None:
+    model, dictionary = make_encoder(tiny.text, tmp_path)
+    write_documents(tiny.text, tmp_path / "docs.txt", number=3)
+    parts = ("--model", model, "--dictionary", dictionary)
+    mlsm("search", "index", tmp_path / "docs.txt", *parts, "--output", tmp_path / "index")
+    model.rename(tmp_path / "moved")
+    line = failing_mlsm(capsys, "search", "query", tmp_path / "index", "name")
+    assert "is not there; pass --model, or --by words" in line
+    mlsm("search", "query", tmp_path / "index", "name", "--model", tmp_path / "moved")
+    mlsm("search", "query", tmp_path / "index", "name", "--by", "words")
+
+
+def test_a_document_does_not_control_the_terminal() -> None:
+    text = "\x1b[31mred\x07\u202e"
+    assert printable(text) == "\ufffd[31mred\ufffd\ufffd"
+    assert highlighted(text, [(5, 8)]) == f"\ufffd[31m{BOLD}red{PLAIN}\ufffd\ufffd"
 
 
 def test_the_tokens_of_a_result_are_bold() -> None:

@@ -130,3 +130,13 @@ def test_nothing_to_measure_and_wrong_files_are_one_line(tmp_path: Path) -> None
     (tmp_path / "scored.tsv").write_text("1\ta\n2\tb\n")
     with pytest.raises(ValueError, match="two texts in each line"):
         read_evaluation_data([], [], [tmp_path / "scored.tsv"], SETTINGS)
+    (tmp_path / "same.tsv").write_text("1\ta\tb\n1.0\tb\tc\n")
+    with pytest.raises(ValueError, match="all scores are the same"):
+        read_evaluation_data([], [], [tmp_path / "same.tsv"], SETTINGS)
+
+
+def test_a_probe_that_is_tested_on_its_training_text_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "train.tsv"
+    path.write_text("a\tfirst\nb\tsecond\n")
+    read_evaluation_data([], [(path, path)], [], SETTINGS)
+    assert "100% of its lines are in the training text" in caplog.text

@@ -14,6 +14,8 @@ from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer
 
 from mlsm_plugin.evaluation.sentence_encoders import (
     NO_WORD,
+    HuggingFaceSentences,
+    check_encoder_names,
     open_sentence_encoder,
     pooling_of,
     words_of_offsets,
@@ -131,3 +133,31 @@ def test_pieces_that_do_not_match_the_words_are_no_words() -> None:
 def test_no_model_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="a model of the hub is hf:"):
         open_sentence_encoder(tmp_path / "none")
+    with pytest.raises(FileNotFoundError, match="none does not exist"):
+        check_encoder_names(["hf:any", tmp_path, tmp_path / "none"])
+
+
+def test_values_that_are_not_finite_are_no_figures(tiny: TinyData, tmp_path: Path) -> None:
+    encoder = open_sentence_encoder(make_model_with_own_tokens("bert", tiny.text, tmp_path / "bert"))
+    assert isinstance(encoder, HuggingFaceSentences)
+    with torch.no_grad():
+        next(iter(encoder._encoder.parameters())).fill_(3e38)  # finite, but sums of it are not
+    with pytest.raises(ValueError, match="bert is damaged, or its training has diverged; not finite are its vectors"):
+        encoder.vectors(TEXTS)
+    with pytest.raises(ValueError, match="not finite are its losses"):
+        encoder.masked_word_losses(TEXTS, [[0], [0], [0]])
+
+
+@pytest.mark.parametrize(
+    ("modules", "problem"),
+    [
+        ("x", "is not valid JSON"),
+        ('["a"]', "is not a dictionary"),
+        ('[{"type": "a.Pooling"}]', "path"),
+        ('[{"type": "a.Pooling", "path": "nowhere"}]', "which does not exist"),
+    ],
+)
+def test_a_damaged_list_of_modules_is_one_line(tmp_path: Path, modules: str, problem: str) -> None:
+    (tmp_path / "modules.json").write_text(modules)
+    with pytest.raises(ValueError, match=f"modules.json.*{problem}"):
+        pooling_of(tmp_path)

@@ -63,9 +63,9 @@ def server() -> Iterator[Server]:
     server.close()
 
 
-def opened(page: Path, profile: Path) -> str:
+def opened(page: Path, profile: Path, address: str = "") -> str:
     """The document after its scripts have run."""
-    words = [str(CHROMIUM), *OPTIONS, f"--user-data-dir={profile}", page.as_uri()]
+    words = [str(CHROMIUM), *OPTIONS, f"--user-data-dir={profile}", page.as_uri() + address]
     done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=True)
     assert "</html>" in done.stdout, done.stderr[-2000:]
     return done.stdout
@@ -77,7 +77,10 @@ def marked(document: str) -> bool:
 
 def latent_page(text: str, path: Path) -> Path:
     context = {"left": text, "token": text, "right": text, "weight": 0.5}
-    summaries = [AtomSummary(0, 0.5, 0.5, [(text, 1.0)], [context])]  # type: ignore[list-item]
+    summary = AtomSummary(0, 0.5, 0.5, [(text, 1.0)], [context])  # type: ignore[list-item]
+    other = AtomSummary(1, 0.4, 0.5, [("other", 1.0)], label=["other"], telling=1.0, neighbours=[(0, 0.5)])
+    other.examples.append({"left": "one ", "token": "other", "right": " place", "weight": 0.25})
+    summaries = [summary, other]
     render_report(summaries, title=text, facts={text: text}, output_path=path)
     return path
 
@@ -86,7 +89,7 @@ def test_tokens_and_titles_are_text(server: Server, tmp_path: Path) -> None:
     document = opened(latent_page(server.payload, tmp_path / "page.html"), tmp_path / "profile")
     assert not marked(document)
     assert server.requests == []
-    assert "<h3>Atom 0</h3>" in document  # its own script has run
+    assert ">Atom 0</a></h3>" in document  # its own script has run
     assert document.count("&lt;iframe") >= 5  # title, heading, facts, token and context
 
 
@@ -101,4 +104,17 @@ def test_the_policy_stops_what_gets_into_a_page(policy: bool, server: Server, tm
     assert marked(document) is not policy
     assert {"/fetch", "/image", "/style", "/frame"} <= set(server.requests) or policy
     assert server.requests == [] or not policy
-    assert "<h3>Atom 0</h3>" in document
+    assert ">Atom 0</a></h3>" in document
+
+
+def test_atoms_are_found_by_their_contexts_and_have_links(tmp_path: Path) -> None:
+    page = latent_page("first", tmp_path / "page.html")
+    by_default = opened(page, tmp_path / "profile")
+    assert by_default.index(">other</a>") < by_default.index(">Atom 0</a></h3>")  # the most telling comes first
+    assert by_default.count('href="#q=%230"') == 2  # of itself and of its neighbour
+    by_context = opened(page, tmp_path / "profile", "#q=one+other+place")
+    assert "1 to 1 of 1 atom for" in by_context
+    assert ">other</a></h3>" in by_context or ">other</a><span" in by_context
+    by_number = opened(page, tmp_path / "profile", "#q=%230")
+    assert "1 to 1 of 1 atom for" in by_number
+    assert ">Atom 0</a></h3>" in by_number

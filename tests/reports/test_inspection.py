@@ -15,12 +15,15 @@ import torch
 
 from mlsm_plugin.core.coding.split_coder import CodingSettings
 from mlsm_plugin.core.sparse_coding.code_store import CodeStore
+from mlsm_plugin.core.sparse_coding.coder import load_coder
+from mlsm_plugin.core.sparse_coding.dictionary import AtomDictionary
 from mlsm_plugin.fairseq_plugin.coding.block_reader import BlockSettings
 from mlsm_plugin.fairseq_plugin.coding.corpus_coding import encode_split
 from mlsm_plugin.reports import inspection
 from mlsm_plugin.reports.inspection import find_codes, summarize_split
 from tests.conftest import failing_mlsm, mlsm
 from tests.core.coding.toy_coder import ToyCoder
+from tests.reports.test_latent_report import atoms_of
 from tests.tiny_models import MASKED_LM, TinyData, save_untrained
 
 Capture = pytest.CaptureFixture[str]
@@ -44,6 +47,31 @@ def test_page_shows_the_atoms_and_facts(coded: Path, tmp_path: Path, capsys: Cap
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
     for fact in (f"{len(codes):,}", "data-bin, train", "toy", "0.2500", codes.meta["fingerprints"]["auxiliary"][:12]):
         assert fact in page
+
+
+def test_page_has_the_models_name_and_the_nearest_atoms_of_its_dictionary(
+    tiny: TinyData, tmp_path: Path, capsys: Capture
+) -> None:
+    data = tiny.copy(tmp_path / "data-bin")
+    for name, seed in (("dictionary", 0), ("other", 1)):
+        atoms = np.random.default_rng(seed).normal(size=(20, 32)).astype(np.float32)
+        atoms /= np.linalg.norm(atoms, axis=1, keepdims=True)
+        AtomDictionary(atoms, {"lambda": 0.05, "layer": 1}).save(tmp_path / name)
+    coder = load_coder(tmp_path / "dictionary")
+    settings = CodingSettings(layer=1, blocks=BlockSettings(24))
+    encode_split(data, "train", auxiliary=tiny.model, coder=coder, settings=settings)
+    mlsm("inspect", data, "--output", tmp_path / "page.html")  # finds the dictionary beside the data
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert f"{tiny.model} (SHA-256 " in page
+    assert sum(bool(atom["near"]) for atom in atoms_of(page)) == 20
+    (tmp_path / "dictionary").rename(tmp_path / "moved")
+    mlsm("inspect", data, "--output", tmp_path / "page.html")
+    assert not any(atom["near"] for atom in atoms_of((tmp_path / "page.html").read_text(encoding="utf-8")))
+    mlsm("inspect", data, "--output", tmp_path / "page.html", "--dictionary", tmp_path / "moved")
+    assert (tmp_path / "page.html").read_text(encoding="utf-8") == page
+    capsys.readouterr()
+    line = failing_mlsm(capsys, "inspect", data, "--output", tmp_path / "page.html", "--dictionary", tmp_path / "other")
+    assert "the codes are over another dictionary than" in line
 
 
 def test_page_says_how_many_tokens_were_read(coded: Path, tmp_path: Path) -> None:

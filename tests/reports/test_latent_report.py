@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 from html.parser import HTMLParser
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from scipy.sparse import csr_matrix
 
 from mlsm_plugin.reports import latent_report
-from mlsm_plugin.reports.latent_report import AtomSummary, render_report, summarize_atoms
+from mlsm_plugin.reports.latent_report import AtomSummary, marks_legend, render_report, set_neighbours, summarize_atoms
 
 SYMBOLS = ["<s>", "<pad>", "</s>", "<unk>", "▁the", "▁cat", "s", "▁sleep", "."]
 
@@ -25,32 +26,121 @@ def test_summaries_by_hand() -> None:
     first = (np.array([0, 4, 5, 6, 2]), csr_matrix([[0, 0, 0], [1, 0, 0], [0.25, 0.75, 0], [0, 1, 0], [0, 0, 0]]))
     second = (np.array([7, 8, 2]), csr_matrix([[0, 1, 0], [0.75, 0.25, 0], [0, 0, 0]]))
     summaries = summarize_atoms([first, second], num_atoms=3, num_types=9, symbols=SYMBOLS, window=2)
-    assert summaries == [
-        AtomSummary(
-            atom=0,
-            frequency=3 / 5,
-            mean_weight=2 / 3,
-            top_tokens=[("▁the", 0.5), (".", 0.375), ("▁cat", 0.125)],
-            contexts=[
-                {"left": "", "token": "the", "right": " cats", "weight": 1.0},
-                {"left": "sleep", "token": ".", "right": " ¶", "weight": 0.75},
-                {"left": "the ", "token": "cat", "right": "s ¶", "weight": 0.25},
-            ],
-        ),
-        AtomSummary(
-            atom=1,
-            frequency=4 / 5,
-            mean_weight=0.75,
-            top_tokens=[("s", 1 / 3), ("▁sleep", 1 / 3), ("▁cat", 0.25), (".", 0.25 / 3)],
-            contexts=[
-                {"left": "the cat", "token": "s", "right": " ¶", "weight": 1.0},
-                {"left": "", "token": "sleep", "right": ". ¶", "weight": 1.0},
-                {"left": "the ", "token": "cat", "right": "s ¶", "weight": 0.75},
-                {"left": "sleep", "token": ".", "right": " ¶", "weight": 0.25},
-            ],
-        ),
-        AtomSummary(atom=2, frequency=0.0, mean_weight=0.0, top_tokens=[], contexts=[]),
+    assert [(summary.atom, summary.frequency, summary.mean_weight) for summary in summaries] == [
+        (0, 3 / 5, 2 / 3),
+        (1, 4 / 5, 0.75),
+        (2, 0.0, 0.0),
     ]
+    assert [summary.top_tokens for summary in summaries] == [
+        [("▁the", 0.5), (".", 0.375), ("▁cat", 0.125)],
+        [("s", 1 / 3), ("▁sleep", 1 / 3), ("▁cat", 0.25), (".", 0.25 / 3)],
+        [],
+    ]
+    assert [summary.contexts for summary in summaries] == [
+        [
+            {"left": "", "token": "the", "right": " cats", "weight": 1.0},
+            {"left": "sleep", "token": ".", "right": " ¶", "weight": 0.75},
+            {"left": "the ", "token": "cat", "right": "s ¶", "weight": 0.25},
+        ],
+        [
+            {"left": "the cat", "token": "s", "right": " ¶", "weight": 1.0},
+            {"left": "", "token": "sleep", "right": ". ¶", "weight": 1.0},
+            {"left": "the ", "token": "cat", "right": "s ¶", "weight": 0.75},
+            {"left": "sleep", "token": ".", "right": " ¶", "weight": 0.25},
+        ],
+        [],
+    ]
+    assert [summary.examples for summary in summaries] == [[], [], []]  # all are among the contexts
+    # 0.25 is 4 half octaves below 1, and 0.75 is in the last
+    assert [summary.histogram[-4:] for summary in summaries] == [[1, 0, 0, 2], [1, 0, 0, 3], [0, 0, 0, 0]]
+
+
+def repeated_codes(shares: list[list[float]], number: int = 400) -> list[AtomSummary]:
+    """Summaries of a text in which token ``i`` has the codes of the row ``i``; the last type is half of the text."""
+    types = len(shares)
+    rng = np.random.default_rng(1)
+    ids = rng.choice(types, size=number * types, p=[0.5 / (types - 1)] * (types - 1) + [0.5])
+    codes = np.array(shares)[ids] * rng.uniform(0.01, 1.0, (len(ids), 1))
+    symbols = [f"w{index}" for index in range(types)]
+    return summarize_atoms(
+        [(ids, csr_matrix(codes))], num_atoms=len(shares[0]), num_types=types, symbols=symbols, window=2
+    )
+
+
+def test_an_atom_is_called_by_what_it_has_more_than_others_and_related_words_tell_most() -> None:
+    theme, word, everywhere = [1, 0, 0.1], [0, 1, 0.1], [0.2, 0.2, 1]
+    summaries = repeated_codes([theme, theme, theme, word, [0, 0, 0.1], everywhere])
+    assert sorted(summaries[0].label) == ["w0", "w1", "w2"]
+    assert summaries[0].top_tokens[0][0] != "w5" or summaries[0].top_tokens[0][1] < 0.5
+    assert summaries[1].label == ["w3"]
+    assert "w5" in summaries[2].label
+    assert summaries[0].telling == max(summary.telling for summary in summaries)
+
+
+def test_examples_are_from_the_whole_range_of_weights() -> None:
+    (atom,) = repeated_codes([[0.5], [0.5], [0.9]], number=2000)
+    highest = [context["weight"] for context in atom.contexts]
+    weights = [context["weight"] for context in atom.examples]
+    assert min(highest) > 0.4
+    assert len(weights) == 3
+    assert weights == sorted(weights, reverse=True)
+    assert weights[0] > 0.3
+    assert weights[1] < 0.5
+    assert weights[2] < 0.2
+    assert sum(atom.histogram) == 6000
+    again = repeated_codes([[0.5], [0.5], [0.9]], number=2000)
+    assert again == [atom]
+
+
+def test_the_nearest_atoms_are_those_of_the_largest_cosine() -> None:
+    atoms = np.random.default_rng(0).normal(size=(50, 6))
+    summaries = [AtomSummary(atom, 0.5, 0.5) for atom in range(50)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(latent_report, "NEIGHBOUR_ROWS", 7)
+        set_neighbours(summaries, atoms * np.arange(1, 51)[:, None])
+    unit = atoms / np.linalg.norm(atoms, axis=1, keepdims=True)
+    cosines = unit @ unit.T - 2 * np.eye(50)
+    for atom, summary in enumerate(summaries):
+        assert [number for number, _ in summary.neighbours] == np.argsort(-cosines[atom])[:4].tolist()
+        assert [cosine for _, cosine in summary.neighbours] == pytest.approx(np.sort(-cosines[atom])[:4] * -1, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("symbols", "left", "token", "right", "legend"),
+    [
+        (["the", "farm", "##er", "##s"], "the farm", "er", "s", "## continues a word. "),
+        (["▁the", "▁farm", "er", "s"], "the farm", "er", "s", "▁ begins a word. "),
+        (["Ġthe", "Ġfarm", "er", "s"], "the farm", "er", "s", "Ġ begins a word. "),
+        (["the", "farm", "er", "##"], "the farm ", "er", " ##", ""),
+    ],
+)
+def test_words_are_whole_in_contexts_and_marks_are_explained(
+    symbols: list[str], left: str, token: str, right: str, legend: str
+) -> None:
+    codes = csr_matrix(np.array([[0.0], [0.0], [1.0], [0.0]]))
+    (atom,) = summarize_atoms([(np.arange(4), codes)], num_atoms=1, num_types=4, symbols=symbols)
+    assert atom.contexts == [{"left": left, "token": token, "right": right, "weight": 1.0}]
+    assert marks_legend(symbols) == legend
+
+
+@pytest.mark.slow
+def test_three_thousand_atoms_of_real_text_are_at_most_three_megabytes(tmp_path: Path) -> None:
+    """Every atom has all its tokens, contexts and neighbours; pieces are words, longer than those of models."""
+    manual = Path(__file__).parents[1] / "python_manual.txt.gz"
+    words = re.findall(r"\w+|[^\w\s]", gzip.decompress(manual.read_bytes()).decode())[:150_000]
+    symbols = sorted({f"▁{word}" for word in words})
+    numbers = {symbol: number for number, symbol in enumerate(symbols)}
+    ids = np.array([numbers[f"▁{word}"] for word in words])
+    rng = np.random.default_rng(0)
+    columns = rng.integers(0, 3000, (len(ids), 8)).ravel()
+    weights = rng.dirichlet(np.full(8, 2.0), len(ids)).ravel()
+    codes = csr_matrix((weights, columns, np.arange(0, len(columns) + 1, 8)), shape=(len(ids), 3000))
+    summaries = summarize_atoms([(ids, codes)], num_atoms=3000, num_types=len(symbols), symbols=symbols)
+    set_neighbours(summaries, rng.normal(size=(3000, 64)))
+    assert all(len(summary.contexts) == 4 and len(summary.neighbours) == 4 for summary in summaries)
+    assert np.mean([len(summary.examples) for summary in summaries]) > 2.5
+    render_report(summaries, title="atoms", facts={}, output_path=tmp_path / "page.html")
+    assert 2_000_000 < (tmp_path / "page.html").stat().st_size <= 3_000_000
 
 
 def test_few_types_are_filled_up_with_other_texts() -> None:
@@ -174,6 +264,12 @@ def test_what_does_not_match_is_an_error(
         summarize_atoms([(np.array(ids), csr_matrix(shape))], num_atoms=2, num_types=9, symbols=SYMBOLS[:num_symbols])
 
 
+def atoms_of(page: str) -> list[dict[str, Any]]:
+    """The data in a page."""
+    data = json.loads(Page(page).texts["data"])
+    return [dict(zip(data["keys"], row, strict=True)) for row in data["rows"]]
+
+
 HOSTILE = "</script><img src=x onerror=alert(1)>{{facts}}<!--\u2028&amp;"
 
 
@@ -205,7 +301,16 @@ class Page(HTMLParser):
 def page(tmp_path: Path) -> str:
     summaries = [
         AtomSummary(
-            0, 0.123456, 1 / 3, [(HOSTILE, 1.0)], [{"left": HOSTILE, "token": "a\ud800", "right": "", "weight": 0.5}]
+            0,
+            0.123456,
+            1 / 3,
+            [(HOSTILE, 1.0)],
+            [{"left": HOSTILE, "token": "a\ud800", "right": "", "weight": 0.5}],
+            [{"left": HOSTILE, "token": HOSTILE, "right": HOSTILE, "weight": 0.125}],
+            [HOSTILE],
+            1.5,
+            [0, 900, 500],
+            [(1, 0.25)],
         ),
         AtomSummary(1, 0.0, 0.0),
     ]
@@ -221,16 +326,20 @@ def test_hostile_text_is_inert(page: str) -> None:
     assert [tag for tag, _ in parsed.tags].count("script") == 2
     assert not [name for _, attributes in parsed.tags for name in attributes if name.startswith("on")]
     assert parsed.texts["title"] == parsed.texts["h1"] == parsed.texts["td"].removesuffix("2") == HOSTILE
-    assert json.loads(parsed.texts["data"]) == [
-        {
-            "atom": 0,
-            "frequency": 0.1235,
-            "weight": 0.3333,
-            "tokens": [[HOSTILE, 1.0]],
-            "contexts": [[HOSTILE, "a\ud800", "", 0.5]],
-        },
-        {"atom": 1, "frequency": 0.0, "weight": 0.0, "tokens": [], "contexts": []},
-    ]
+    first, dead = atoms_of(page)
+    assert first == {
+        "atom": 0,
+        "frequency": 0.123,
+        "weight": 0.333,
+        "label": [HOSTILE],
+        "telling": 1.5,
+        "bars": "095",
+        "near": [[1, 0.25]],
+        "tokens": [[HOSTILE, 1.0]],
+        "contexts": [[HOSTILE, "a\ud800", "", 0.5]],
+        "examples": [[HOSTILE, HOSTILE, HOSTILE, 0.125]],
+    }
+    assert (dead["frequency"], dead["contexts"], dead["bars"]) == (0.0, [], "")
 
 
 def test_the_page_needs_nothing_from_outside(page: str) -> None:

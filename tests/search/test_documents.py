@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import gzip
+import json
 from pathlib import Path
 
 import pytest
 
-from mlsm_plugin.search.documents import Document, read_documents
+from mlsm_plugin.search.documents import Document, number_of_repeated_names, read_documents
 
 
 def test_passages_end_at_blank_lines_and_after_some_lines(tmp_path: Path) -> None:
@@ -28,4 +29,23 @@ def test_an_object_without_a_text_is_one_line(tmp_path: Path) -> None:
     path = tmp_path / "docs.jsonl"
     path.write_text('{"text": "a"}\n{"title": "b"}\n')
     with pytest.raises(ValueError, match="line 2 has no text"):
+        list(read_documents([path], passage_lines=2))
+
+
+def test_without_an_id_and_with_the_same_file_name_documents_are_told_apart(tmp_path: Path) -> None:
+    paths = [tmp_path / "a" / "docs.jsonl", tmp_path / "b" / "docs.jsonl"]
+    for path in paths:
+        path.parent.mkdir()
+        path.write_text('{"id": null, "text": "c"}\n{"id": "", "text": "d"}\n')
+    names = [document.name for document in read_documents(paths, passage_lines=2)]
+    assert names == [f"{path}:{line}" for path in paths for line in (1, 2)]
+    assert number_of_repeated_names(names) == 0
+    assert number_of_repeated_names([*names, "x", "x", "x", names[0]]) == 3
+
+
+@pytest.mark.parametrize(("name", "problem"), [({"a": 1}, "must be text or a whole number"), ("\ud800", "half of a")])
+def test_an_id_that_is_no_text_is_one_line(tmp_path: Path, name: object, problem: str) -> None:
+    path = tmp_path / "docs.jsonl"
+    path.write_text(json.dumps({"id": name, "text": "a"}) + "\n")
+    with pytest.raises(ValueError, match=f"line 1.*{problem}"):
         list(read_documents([path], passage_lines=2))

@@ -105,7 +105,7 @@ def test_other_files_another_model_and_no_index_are_one_line(
 ) -> None:
     build_index([text], coder, tmp_path / "index", SMALL)
     shutil.copy(text, tmp_path / "more.txt")
-    with pytest.raises(ValueError, match="begun with other settings: files"):
+    with pytest.raises(ValueError, match=r"begun with other files: docs\.txt; name another"):
         build_index([text, tmp_path / "more.txt"], coder, tmp_path / "index", SMALL)
     make_model_with_own_tokens("bert", text, tmp_path / "other" / "text")
     other = DictionaryCodes(*make_encoder(text, tmp_path / "other"))
@@ -119,6 +119,65 @@ def test_other_files_another_model_and_no_index_are_one_line(
         by_words.search("name")
     with pytest.raises(ValueError, match="the query is empty"):
         by_words.search(" ", mode="words")
+
+
+def test_a_changed_file_and_a_changed_model_say_so(coder: DictionaryCodes, text: Path, tmp_path: Path) -> None:
+    build_index([text], coder, tmp_path / "index", SMALL)
+    plan = json.loads((tmp_path / "index" / "plan.json").read_text())
+    (tmp_path / "index" / "plan.json").write_text(json.dumps({**plan, "codes": "0"}))
+    with pytest.raises(ValueError, match="was begun with another model or dictionary"):
+        build_index([text], coder, tmp_path / "index", SMALL)
+    text.write_text(text.read_text() + "more\n")
+    with pytest.raises(ValueError, match=r"docs\.txt has changed since the index in .* was begun; name another"):
+        build_index([text], coder, tmp_path / "index", SMALL)
+
+
+def test_a_document_that_cannot_be_read_is_told_before_anything_is_written(
+    coder: DictionaryCodes, text: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "late.jsonl").write_text('{"text": "a"}\n{}\n')
+    with pytest.raises(ValueError, match="line 2 has no text"):
+        build_index([text, tmp_path / "late.jsonl"], coder, tmp_path / "index", SMALL)
+    assert not (tmp_path / "index").exists()
+
+
+def test_a_folder_of_something_else_stays_as_it_is(coder: DictionaryCodes, text: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"of an index, such as config\.json"):
+        build_index([text], coder, folder, SMALL)
+    assert [path.name for path in folder.iterdir()] == ["config.json"]
+
+
+def test_ids_that_repeat_are_warned_of(
+    coder: DictionaryCodes, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "docs.jsonl").write_text('{"id": 1, "text": "name"}\n' * 3)
+    build_index([tmp_path / "docs.jsonl"], coder, tmp_path / "index", SMALL)
+    assert "2 of 3 documents have the id of another one" in caplog.text
+
+
+@pytest.mark.parametrize("how", ["cut", "emptied", "removed"])
+def test_a_damaged_file_of_an_index_is_one_line(coder: DictionaryCodes, text: Path, tmp_path: Path, how: str) -> None:
+    build_index([text], coder, tmp_path / "index", SMALL)
+    names = sorted({path.name for path in (tmp_path / "index").iterdir()} - {"meta.json", "plan.json"})
+    assert len(names) == 9
+    for name in names:
+        path = tmp_path / "index" / name
+        content = path.read_bytes()
+        path.write_bytes(content[: len(content) // 2] if how == "cut" else b"")
+        if how == "removed":
+            path.unlink()
+        with pytest.raises(ValueError, match=f"{name} is missing or damaged; delete .*index and build"):
+            SearchIndex(tmp_path / "index", coder)
+        path.write_bytes(content)
+
+
+def test_a_query_that_is_no_text_is_one_line(coder: DictionaryCodes, text: Path, tmp_path: Path) -> None:
+    build_index([text], coder, tmp_path / "index", SMALL)
+    with pytest.raises(ValueError, match="the query is not Unicode text"):
+        SearchIndex(tmp_path / "index", coder).search("\udcff")
 
 
 def test_hostile_and_empty_documents(coder: DictionaryCodes, tmp_path: Path) -> None:

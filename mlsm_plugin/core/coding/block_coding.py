@@ -53,6 +53,7 @@ def encode_blocks(
     coder: SparseCoder,
     settings: CodingSettings,
     process: ProcessRank = SINGLE_PROCESS,
+    auxiliary_name: str | None = None,
 ) -> CodingFigures:
     """Write this process's shards of a store; resumes a stopped run.
 
@@ -64,6 +65,7 @@ def encode_blocks(
         name, reader: the text, with its name for the progress bar and errors.
         split, auxiliary: fingerprints of the text and of the model.
         blocks: how the text was cut; None if it consists of blocks.
+        auxiliary_name: what the model is called, for reports.
         open_model: opens the model; called only if there is something to code.
     """
     meta = store_meta(coder, settings, split=split, auxiliary=auxiliary, blocks=blocks)
@@ -90,7 +92,7 @@ def encode_blocks(
     figures.missing_shards = len(writer.missing_shards())
     if not figures.missing_shards:
         try:
-            figures.meta = writer.finish()
+            figures.meta = writer.finish(auxiliary_name)
         except MissingShardsError:  # another process without a share of its own writes one again
             figures.missing_shards = max(1, len(writer.missing_shards()))
     return figures

@@ -99,10 +99,11 @@ class CodeStoreWriter(ShardedStoreWriter):
             raise ValueError(f"shard {index} lacks the duality gaps of its codes; add them, or use with_gaps=False")
         self._write_parts(index, rows.arrays(), {"gap": rows.figures(with_gaps=self.with_gaps)})
 
-    def finish(self) -> JsonObject:
+    def finish(self, auxiliary_name: str | None = None) -> JsonObject:
         """Remove the leftovers of interrupted runs, and seal the store with ``meta.json``, which is returned.
 
-        May be called again, and by several processes at the same time: all write the same bytes. MissingShardsError, a
+        ``auxiliary_name`` is recorded, unless the store is sealed already: a model that has moved is the same. May be
+        called again, and by several processes at the same time: all write the same bytes. MissingShardsError, a
         ValueError, names shards that are missing; ValueError if no token was coded, or all codes are empty.
         """
         whole = self._whole_shards()
@@ -123,6 +124,9 @@ class CodeStoreWriter(ShardedStoreWriter):
         if self.with_gaps:
             totals["gap_mean"] = sum(of_shard["gap_sum"] for of_shard in figures) / max(1, coded_tokens)
             totals["gap_max"] = max(of_shard["gap_max"] for of_shard in figures)
+        name = self._recorded_name(auxiliary_name)
+        if name is not None:
+            totals["auxiliary"] = name
         meta = _in_order({**self.meta, **totals})
         if nnz == 0 and coded_tokens:
             raise ValueError(
@@ -170,6 +174,16 @@ class CodeStoreWriter(ShardedStoreWriter):
             return None
         whole = isinstance(figures, dict) and all(isinstance(figures.get(name), (int, float)) for name in names)
         return {name: figures[name] for name in names} if whole else None
+
+    def _recorded_name(self, auxiliary_name: str | None) -> str | None:
+        """The model's name in the seal, also if it has none; else, and if the seal is damaged, ``auxiliary_name``."""
+        if not self.folder.is_sealed:
+            return auxiliary_name
+        try:
+            name = self.folder.sealed_content().get("auxiliary")
+        except ValueError:
+            return auxiliary_name
+        return name if isinstance(name, str) else None
 
 
 def _in_order(meta: JsonObject) -> JsonObject:

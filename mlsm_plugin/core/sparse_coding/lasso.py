@@ -64,6 +64,9 @@ class LassoCoder(SparseCoder):
     def num_atoms(self) -> int:
         return len(self.dictionary.atoms)
 
+    def directions(self) -> np.ndarray:
+        return self.dictionary.atoms
+
     @property
     def dim(self) -> int:
         return int(self.dictionary.atoms.shape[1])

@@ -60,6 +60,10 @@ class SaeCoder(SparseCoder):
     def num_atoms(self) -> int:
         return self.sae.num_atoms
 
+    def directions(self) -> np.ndarray:
+        decoder: np.ndarray = self.sae.weights.decoder.float().cpu().numpy()
+        return decoder
+
     @property
     def dim(self) -> int:
         return self.sae.dim

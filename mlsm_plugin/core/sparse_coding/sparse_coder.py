@@ -115,6 +115,10 @@ class SparseCoder(ABC):
         """
         raise ValueError(f"a coder of kind {self.kind!r} does not reconstruct hidden states")
 
+    def directions(self) -> np.ndarray | None:
+        """What each atom adds to a hidden state, ``(n_atoms, dim)``; None if this kind has no such directions."""
+        return None
+
     def settings(self) -> JsonObject:
         """The settings that, together with the weights, decide the codes; for ``meta.json`` of a code store."""
         return {"coder": self.kind}

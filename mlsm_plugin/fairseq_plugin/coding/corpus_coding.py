@@ -1,5 +1,6 @@
 """Codes a whole binarized split: blocks become hidden states, then sparse codes, then a code store."""
 
+import os
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -60,6 +61,7 @@ def encode_split(
         coder=coder,
         settings=settings,
         process=process,
+        auxiliary_name=os.fspath(auxiliary),
     )
 
 

@@ -199,6 +199,19 @@ def test_rows_in_parts_are_the_codes_and_the_gaps_are_totalled(tmp_path):
     np.testing.assert_array_equal(store.rows(0, 10).toarray(), np.where(kept, expected_rows(codes), 0))
 
 
+@pytest.mark.parametrize("first", ["hf:model", None])
+def test_the_name_of_the_model_is_that_of_the_first_seal(tmp_path, first):
+    codes, gap = random_codes(5, 10), np.random.default_rng(5).random(10)
+    writer = CodeStoreWriter(tmp_path / "s", META, BOUNDARIES, with_gaps=True)
+    write_with_gaps(writer, codes, gap)
+    assert writer.finish(first).get("auxiliary") == first
+    whole = folder_bytes(tmp_path / "s")
+    writer.finish("hf:moved")
+    assert folder_bytes(tmp_path / "s") == whole
+    (tmp_path / "s" / "meta.json").write_text("{")  # damaged: written again
+    assert writer.finish("hf:moved")["auxiliary"] == "hf:moved"
+
+
 @pytest.mark.parametrize("damage", ["absent", "truncated", "other"])
 def test_shard_without_its_gap_file_is_missing(tmp_path, damage):
     codes, gap = random_codes(5, 10), np.random.default_rng(5).random(10)
