@@ -125,9 +125,8 @@ def test_numbers_are_predicted_and_correlated(bert: Path, tmp_path: Path, capsys
 def test_the_best_epoch_of_a_task_of_glue_is_that_of_f1(bert: Path, tmp_path: Path) -> None:
     files: list[object] = []
     for split in ("train", "valid"):
-        lines = [
-            {"sentence1": text, "sentence2": "A name.", "label": int(label == "value")} for label, text in rows(48)
-        ]
+        labelled = [(int(label == "value"), text) for label, text in rows(48)]
+        lines = [{"sentence1": text, "sentence2": "A name.", "label": label} for label, text in labelled]
         (tmp_path / f"{split}.jsonl").write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
         files += [f"--{split}", tmp_path / f"{split}.jsonl"]
     mlsm("finetune", "--model", bert, *files, *FAST, "--output", tmp_path / "out", "--metric", "f1")
