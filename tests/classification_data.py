@@ -23,8 +23,8 @@ OVERWRITE = " #fairseq:overwrite"  # a label that is called like a special symbo
 def write_classification_data(
     tokenizer_folder: Path, texts: Sequence[str], labels: Sequence[str], output: Path
 ) -> None:
-    """Write ``input0`` and ``label``, each with the split ``train`` and ``dict.txt``; and the tokenizer."""
-    tokenizer = open_tokenizer(tokenizer_folder)
+    """Write ``input0`` and ``label``, each with the split ``train`` and ``dict.txt``; and the tokenizer of ``source``."""
+    tokenizer = open_tokenizer(source)
     for name in ("input0", "label"):
         (output / name).mkdir(parents=True)
     builder = StreamingMMapBuilder(str(output / "input0" / "train.bin"), len(tokenizer.dictionary))

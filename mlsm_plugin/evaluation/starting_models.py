@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mlsm_plugin.core.files.atomic_files import PathLike, sha256_of_files
-from mlsm_plugin.core.files.model_files import checkpoint_of, tokenizer_files
+from mlsm_plugin.core.files.model_files import DICTIONARY_NAME, checkpoint_of, tokenizer_files
 from mlsm_plugin.core.files.model_folders import FILES_OF_TOKENIZERS
 from mlsm_plugin.core.hidden_states.hf_encoder import HuggingFaceEncoder, model_and_tokenizer
 from mlsm_plugin.core.text.hf_tokenizer import HuggingFaceTokenizer
@@ -60,6 +60,9 @@ class CheckpointStart(StartingModel):
         from mlsm_plugin.hub.hf_export import check_exportable, exported_tokenizer
 
         self._checkpoint = checkpoint_of(name)
+        folder = self._checkpoint.parent
+        if not (folder / DICTIONARY_NAME).is_file():
+            raise FileNotFoundError(f"{folder} has no {DICTIONARY_NAME}; copy it there from the binarized dataset")
         self._interface = from_pretrained(self._checkpoint)
         check_exportable(self._interface)
         self.tokenizer = exported_tokenizer(self._interface)
@@ -87,6 +90,6 @@ def open_starting_model(name: PathLike) -> StartingModel:
     """
     if is_library_encoder(name):
         return LibraryStart(name)
-    if not Path(name).exists():
+    if not Path(name).exists() and Path(name).suffix != ".pt":
         raise FileNotFoundError(f"{name} does not exist; a model of the hub is hf:{name}")
     return CheckpointStart(name)

@@ -51,7 +51,7 @@ def test_inputs_are_those_of_the_stock_tokenizer(kind: str, tiny: TinyData, tmp_
     folder = make_model(kind, tiny.text, tmp_path / "model")
     tokenizer = HuggingFaceTokenizer(folder)
     stock = AutoTokenizer.from_pretrained(folder)
-    for limit, cut in ((70, 0), (12, 2)):
+    for limit, cut in ((70, 0), (6, 2)):
         inputs, number = tokenizer.inputs_of(PAIRS, limit)
         assert number == cut
         for pair, own in zip(PAIRS, inputs, strict=True):
@@ -92,7 +92,7 @@ def test_several_processes_and_gpus_are_refused() -> None:
     check_one_process(SimpleNamespace(world_size=1, n_gpu=1))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="start it without torchrun"):
         check_one_process(SimpleNamespace(world_size=2, n_gpu=1))  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="uses one GPU, and this process sees 4; .* CUDA_VISIBLE_DEVICES=0"):
+    with pytest.raises(ValueError, match=r"uses one GPU, and this process sees 4; .* CUDA_VISIBLE_DEVICES=0"):
         check_one_process(SimpleNamespace(world_size=1, n_gpu=4))  # type: ignore[arg-type]
 
 
