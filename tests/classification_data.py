@@ -20,10 +20,8 @@ from tests.tiny_run import seeded_model
 OVERWRITE = " #fairseq:overwrite"  # a label that is called like a special symbol gets an id of its own
 
 
-def write_classification_data(
-    tokenizer_folder: Path, texts: Sequence[str], labels: Sequence[str], output: Path
-) -> None:
-    """Write ``input0`` and ``label``, each with the split ``train`` and ``dict.txt``; and the tokenizer of ``source``."""
+def write_classification_data(source: Path, texts: Sequence[str], labels: Sequence[str], output: Path) -> None:
+    """Write ``input0`` and ``label``, each with the split ``train``, and the tokenizer of the folder ``source``."""
     tokenizer = open_tokenizer(source)
     for name in ("input0", "label"):
         (output / name).mkdir(parents=True)
