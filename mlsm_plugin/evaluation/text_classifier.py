@@ -157,7 +157,7 @@ class TextClassifier:
             per_device_eval_batch_size=settings.batch_size,
             learning_rate=settings.lr,
             lr_scheduler_type="linear",
-            warmup_steps=max(1, updates * 6 // 100),
+            warmup_steps=updates * 6 // 100,  # the first of them has the rate 0
             weight_decay=0.1,
             adam_beta1=0.9,
             adam_beta2=0.98,
