@@ -27,7 +27,7 @@ def write_classification_data(source: Path, texts: Sequence[str], labels: Sequen
         (output / name).mkdir(parents=True)
     builder = StreamingMMapBuilder(str(output / "input0" / "train.bin"), len(tokenizer.dictionary))
     for text in texts:
-        ids = tokenizer.ids_of(text)
+        ids = tokenizer.encode_batch([text]).ids
         builder.add_sentences(ids, np.array([len(ids)]))
     builder.finalize(str(output / "input0" / "train.idx"))
     tokenizer.dictionary.save(str(output / "input0" / "dict.txt"))

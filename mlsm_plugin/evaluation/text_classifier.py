@@ -1,6 +1,5 @@
 """A stock text classifier of Hugging Face: made from an encoder, trained in the Trainer, and asked for predictions."""
 
-import logging
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -20,8 +19,6 @@ from mlsm_plugin.huggingface.training import last_checkpoint, resume
 
 if TYPE_CHECKING:
     from transformers import EvalPrediction, PretrainedConfig, PreTrainedModel, Trainer, TrainingArguments
-
-logger = logging.getLogger(__name__)
 
 CLASSIFIER = "AutoModelForSequenceClassification"
 # names of dropout in the configurations of all supported encoders; that in the feed-forward layers stays as it is
