@@ -116,8 +116,20 @@ class TextClassifier:
         if self.settings.from_scratch:
             model: PreTrainedModel = getattr(transformers, CLASSIFIER).from_config(self.config())
         else:
-            model = load_library_model(self.folder, self.config(), CLASSIFIER, new_head="", other_head=True)
+            model = self._with_new_head()
         return model.float()
+
+    def _with_new_head(self) -> "PreTrainedModel":
+        """The encoder with a new head, initialized as torch initializes a layer of this width.
+
+        The usual 0.02 of configurations is that for a width of 768; heads of narrow models would learn slowly with it.
+        """
+        config = self.config()
+        usual = config.initializer_range
+        config.initializer_range = (3 * config.hidden_size) ** -0.5
+        model: PreTrainedModel = load_library_model(self.folder, config, CLASSIFIER, new_head="", other_head=True)
+        model.config.initializer_range = usual
+        return model
 
     def _trainer(self, train: LabelledTexts, valid: LabelledTexts, checkpoints: Path, seed: int) -> "Trainer":
         model = self._model(seed)  # imports transformers without its advice

@@ -83,6 +83,7 @@ def test_seeds_are_trained_measured_and_the_best_is_kept(
         assert f"{sealed} is not " in failing_mlsm(capsys, *words, "--seeds", 3)
 
 
+@pytest.mark.slow
 def test_pairs_with_a_header_from_random_weights(bert: Path, tmp_path: Path) -> None:
     for split in ("train", "valid"):
         lines = [f"{label}\tWhat is it\t{text}\n" for label, text in rows(32)]
@@ -106,6 +107,7 @@ def test_pairs_with_a_header_from_random_weights(bert: Path, tmp_path: Path) -> 
     assert answer["score"] == pytest.approx(float(row[2]), abs=1e-3)
 
 
+@pytest.mark.slow
 def test_numbers_are_predicted_and_correlated(bert: Path, tmp_path: Path, capsys: Capture) -> None:
     for split, begin in (("train", 0), ("valid", 100)):
         lines = [f"{len(label) / 10}\t{text}\n" for label, text in rows(64, begin)]
@@ -122,6 +124,7 @@ def test_numbers_are_predicted_and_correlated(bert: Path, tmp_path: Path, capsys
     assert float(model(**inputs).logits[0, 0]) == pytest.approx(float(row[1]), abs=1e-3)
 
 
+@pytest.mark.slow
 def test_the_best_epoch_of_a_task_of_glue_is_that_of_f1(bert: Path, tmp_path: Path) -> None:
     files: list[object] = []
     for split in ("train", "valid"):
@@ -167,6 +170,7 @@ def test_a_stopped_training_resumes_to_the_same_bytes(
     assert weights[0] == weights[1]
 
 
+@pytest.mark.slow
 def test_an_adapted_model_and_a_classifier_are_encoders_too(tiny: TinyData, tmp_path: Path) -> None:
     """The head of a classifier of other labels is replaced."""
     bert = make_model("roberta", tiny.text, tmp_path / "model", kind=AutoModelForSequenceClassification, num_labels=5)
