@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -108,3 +109,17 @@ def test_figures_are_those_of_other_libraries() -> None:
     assert figures["pearson"] == pytest.approx(0.98198, abs=1e-4)
     constant = measured(("1", "1", "1"), numbers, FinetuneSettings(regression=True))
     assert constant == {"pearson": 0.0, "spearman": 0.0}
+
+
+def test_an_encoder_of_other_shapes_than_its_configuration_is_refused(tiny: TinyData, tmp_path: Path) -> None:
+    folder = make_model("roberta", tiny.text, tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "intermediate_size": 48}))
+    with pytest.raises(ValueError, match=r"cannot be read: roberta.encoder.* has another shape in config.json"):
+        classifier_of(folder)._model(seed=1)
+
+
+def test_heads_of_narrow_encoders_begin_as_layers_of_their_width(tiny: TinyData, tmp_path: Path) -> None:
+    model = classifier_of(make_model("roberta", tiny.text, tmp_path / "model"))._model(seed=1)
+    assert float(model.classifier.dense.weight.std()) == pytest.approx((3 * 32) ** -0.5, rel=0.1)
+    assert model.config.initializer_range == 0.02
