@@ -67,7 +67,7 @@ PARTS = {
     "online": "--latent-source online --auxiliary-checkpoint mlm-bf16/checkpoint_last.pt --latent-dictionary",
     "adapt": "mlsm adapt hf --text train.txt --max-length {length} --updates {adapted} --evaluate-every {adapted} "
     "--batch-size 8 {cpu}",
-    "finetune": "mlsm finetune --checkpoint mlm-bf16 --train train.tsv --valid valid.tsv --max-epoch 2",
+    "finetune": "mlsm finetune --model mlm-bf16 --train train.tsv --valid valid.tsv --max-epoch 2",
     "lines": "--text valid.txt --lines 50",
     "codes": "--atoms {atoms} --tokens {states} --k 8",
     "fill": '"It returns the <mask> of the array."',
@@ -161,7 +161,7 @@ STEPS = [
     Step("classify", "datastore labelled", "mlsm npm classify --checkpoint npm-bf16 --datastore datastore --input "
          'valid.tsv --template "{} It is <mask>." --verbalizer words.tsv {on}', r"accuracy ([\d.]+)"),
     Step("finetune", "mlm-bf16 labelled", "{finetune} --output finetune {cpu}", r"mean +([\d.]+)", "accuracy"),
-    Step("finetune-fp16", "mlm-bf16 labelled", "{finetune} --output finetune-fp16 --fp16", r"mean +([\d.]+)",
+    Step("finetune-bf16", "mlm-bf16 labelled", "{finetune} --output finetune-bf16 --bf16 on", r"mean +([\d.]+)",
          "accuracy", True),
     Step("evaluate-pairs", "mlm-bf16 labelled", "mlsm evaluate pairs --checkpoint mlm-bf16 --input pairs.jsonl {on}",
          r"accuracy ([\d.]+)", "accuracy"),

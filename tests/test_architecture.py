@@ -40,7 +40,7 @@ OF_FAIRSEQ = {"fairseq", "hydra", "omegaconf"}
 # flags that mean another file or text in each command
 OF_EACH_COMMAND = {
     *("--input", "--output", "--train", "--valid", "--test", "--text", "--split", "--auxiliary", "--tokenizer"),
-    "--dictionary",
+    *("--dictionary", "--model"),
     *("--max-length", "--overwrite", "--user-dir"),
 }
 PROGRESS = "core/files/progress.py"

@@ -1,23 +1,44 @@
-"""``mlsm finetune``: fine-tune a checkpoint to classify texts, or pairs of texts."""
+"""``mlsm finetune``: fine-tune an encoder to classify texts, or pairs of texts."""
 
 import argparse
-from collections.abc import Mapping
+import json
+import os
+import shlex
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mlsm_plugin.cli.coding_options import add_checkpoint, add_output, user_dir_flags
+from mlsm_plugin.cli.coding_options import add_output
+from mlsm_plugin.cli.next_commands import print_next
 from mlsm_plugin.cli.settings_flags import add_settings, settings_of
 from mlsm_plugin.evaluation.settings import FinetuneSettings
 
-TAKES_EXTRA_FLAGS = True
+TAKES_EXTRA_FLAGS = True  # to say what replaces those of fairseq-train, which were once handed on
+REPLACEMENTS = {
+    "--fp16": "--bf16 on",
+    "--memory-efficient-fp16": "--bf16 on",
+    "--memory-efficient-bf16": "--bf16 on",
+    "--autocast": "--bf16 on",
+    "--attention-dropout": "--dropout",
+    "--activation-dropout": "--dropout",
+    "--pooler-dropout": "--dropout",
+    "--max-update": "--max-epoch",
+    "--total-num-update": "--max-epoch",
+    "--max-sentences": "--batch-size",
+    "--update-freq": "--batch-size",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = (
-        "Every other flag is handed to fairseq-train, e.g. --fp16 or --dropout 0.2. Run the same command again to "
-        "resume after a stop."
+    """Options of the command."""
+    parser.epilog = "Run the same command again to resume after a stop."
+    parser.add_argument(
+        "--model",
+        "--checkpoint",
+        required=True,
+        metavar="MODEL",
+        help="folder of a Hugging Face encoder, or hf: and its hub name; or a fairseq checkpoint, or its folder",
     )
     columns = "training texts: label TAB text, or label TAB text TAB text; or *.jsonl of GLUE, as in BabyLM"
-    add_checkpoint(parser)
     parser.add_argument("--train", required=True, metavar="TSV", help=columns)
     parser.add_argument(
         "--valid", required=True, metavar="TSV", help="validation texts; they decide which epoch is kept"
@@ -28,23 +49,45 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_settings(parser, FinetuneSettings)
 
 
+def needs_fairseq(args: argparse.Namespace) -> bool:
+    """Only for a checkpoint of fairseq."""
+    from mlsm_plugin.evaluation.sentence_encoders import is_library_encoder
+
+    return not is_library_encoder(args.model)
+
+
 def run(args: argparse.Namespace, extra: list[str]) -> int:
     """Fine-tune and print the results."""
-    from mlsm_plugin.evaluation.finetuning import Finetuning
-    from mlsm_plugin.hub import checkpoint_of
+    from mlsm_plugin.evaluation.finetuning import MODEL, Finetuning
 
+    refuse_extra(extra)
     if len(set(args.seeds)) < len(args.seeds):
         raise ValueError(f"--seeds names a seed twice: {' '.join(map(str, args.seeds))}")
+    if needs_fairseq(args):
+        os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing is downloaded
     files = {split: getattr(args, split) for split in ("train", "valid", "test") if getattr(args, split)}
-    settings = settings_of(FinetuneSettings, args, extra=(*extra, *user_dir_flags(args)))
-    finetuning = Finetuning(checkpoint_of(args.checkpoint), files, args.output, settings)
+    settings = settings_of(FinetuneSettings, args)
+    finetuning = Finetuning(args.model, files, args.output, settings)
     if not settings.regression:
         for split, texts in finetuning.texts.items():
             print(f"{split}: {len(texts):,} texts with the labels {texts.label_counts()}")
     summary = finetuning.run(args.seeds)
     print(table(summary))
     print(f"{args.output}: predictions of each seed, results.json, and the model of seed {summary['best_seed']}")
+    path = json.dumps(f"{args.output}/{MODEL}", ensure_ascii=False)  # a literal of Python, too
+    code = f'from transformers import pipeline; print(pipeline("text-classification", {path})("a text"))'
+    print_next("Use it with", shlex.join(["python", "-c", code]))
     return 0
+
+
+def refuse_extra(words: Sequence[str]) -> None:
+    """Raise ValueError if the command line has unknown flags; it says what replaces a flag of fairseq-train."""
+    if not words:
+        return
+    flag = words[0].partition("=")[0]
+    replacement = REPLACEMENTS.get(flag)
+    advice = "`mlsm finetune --help` lists all options" if replacement is None else f"pass {replacement}"
+    raise ValueError(f"{flag} is not an option: flags are no longer handed to fairseq-train; {advice}")
 
 
 def table(summary: Mapping[str, Any]) -> str:

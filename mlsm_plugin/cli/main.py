@@ -29,7 +29,7 @@ COMMANDS = {
     "babylm": "take part in the BabyLM challenge: train, check and push within the limits of a track",
     "inspect": "write an HTML report of what the latent properties mean",
     "convert": "bring in a model or a dictionary of another program, export one, or average checkpoints",
-    "finetune": "fine-tune a checkpoint to classify texts, with several seeds",
+    "finetune": "fine-tune an encoder to classify texts, with several seeds",
     "evaluate": "compare encoders; judge a masked LM on minimal pairs, or a dictionary",
     "search": "index documents by the properties of their tokens, search them, export the codes; needs no fairseq",
     "npm": "retrieve with an NPM model: build a datastore, fill masks, classify texts",
@@ -37,7 +37,17 @@ COMMANDS = {
     "plot": "draw the curves of runs from fairseq's logs",
     "doctor": "check the installed versions",
 }
-MAY_DO_WITHOUT_FAIRSEQ = {"adapt", "binarize", "convert", "doctor", "encode", "evaluate", "infill", "search"}
+MAY_DO_WITHOUT_FAIRSEQ = {
+    "adapt",
+    "binarize",
+    "convert",
+    "doctor",
+    "encode",
+    "evaluate",
+    "finetune",
+    "infill",
+    "search",
+}
 
 
 def build_parser(command: str | None) -> argparse.ArgumentParser:

@@ -82,10 +82,7 @@ class LibraryModel(PairModel):
     def unknown(self, texts: Iterable[str]) -> UnknownTokens:
         counted = UnknownTokens()
         for text in texts:
-            ids, offsets = self._tokenizer.encoded_text(text)
-            of_text = UnknownTokens()
-            of_text.add(text, ids, offsets, self._tokenizer.unknown_id)
-            counted.add_text(of_text)
+            counted.add_text(self._tokenizer.unknown_of(text))
         return counted
 
 

@@ -1,29 +1,43 @@
-"""How a checkpoint is fine-tuned, and how a dictionary is judged; imports nothing slow, for the help of commands."""
+"""How a model is fine-tuned, and how a dictionary is judged; imports nothing slow, for the help of commands."""
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 from mlsm_plugin.core.files.settings import option, seed
 from mlsm_plugin.core.hidden_states.settings import BlockSettings, ModelRun, layer
 from mlsm_plugin.core.text.unknown_tokens import KnownText
 
+# fields on which the result does not depend
+NOT_DECIDING_FINETUNING = ("allow_single_labels", "max_unk_rate", "cpu")
+
 
 @dataclass(frozen=True)
 class FinetuneSettings(KnownText):
-    """How a checkpoint is fine-tuned. The learning rate rises in the first 6 % of the updates, and falls to 0.
+    """How a model is fine-tuned. The learning rate rises in the first 6 % of the updates, and falls linearly to 0.
 
-    ``extra`` are further flags of ``fairseq-train``, which override the others. ValueError if a value is out of range.
+    ValueError if a value is out of range.
     """
 
     max_epoch: int = option(10, least=1, help="largest number of epochs")
     patience: int = option(3, least=1, help="stop after this many epochs without a better result")
     lr: float = option(1e-4, above=0, help="peak learning rate")
     batch_size: int = option(32, least=1, help="texts in an update")
+    dropout: float = option(0.1, least=0, most=0.9, help="dropout of hidden states, attention weights and classifier")
     metric: str = option("accuracy", choices=("accuracy", "f1"), help="what the best epoch is best in; f1: of label 1")
     regression: bool = option(False, help="predict numbers; all labels must be numbers")
     header: bool = option(False, help="skip the first line of each file, which names its columns")
     allow_single_labels: bool = option(False, help="accept a label that only one training text has")
     from_scratch: bool = option(False, help="start from random weights of the same architecture, for comparison")
-    extra: tuple[str, ...] = ()
+    bf16: str = option("off", choices=("on", "off"), help="matrix products in bfloat16")
+    cpu: bool = option(False, help="do not use a GPU")
+
+    @property
+    def best_in(self) -> str:
+        """The figure on the validation texts that decides which epoch is the best."""
+        return "loss" if self.regression else self.metric
+
+    def deciding(self) -> dict[str, object]:
+        """The values on which the result depends."""
+        return {name: value for name, value in asdict(self).items() if name not in NOT_DECIDING_FINETUNING}
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """Export of a checkpoint to Hugging Face: a stock model for masked LM with a fast tokenizer."""
 
 import re
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ from mlsm_plugin.core.files.atomic_files import PathLike
 from mlsm_plugin.core.files.hf_files import LATENT_HEAD, import_transformers, save_pretrained, written_by_library
 from mlsm_plugin.core.files.model_folders import new_model_folder
 from mlsm_plugin.core.masking.word_boundaries import SENTENCEPIECE_BEGIN
-from mlsm_plugin.core.text.hf_tokenizer import SPECIAL_SYMBOLS
+from mlsm_plugin.core.text.hf_tokenizer import SPECIAL_SYMBOLS, HuggingFaceTokenizer
 from mlsm_plugin.core.text.masked_reading import reading_as_trained
 from mlsm_plugin.fairseq_plugin.compat import model_parts
 from mlsm_plugin.fairseq_plugin.compat.training_options import why_untrained
@@ -91,6 +92,15 @@ def fast_tokenizer(interface: "MlsmHubInterface") -> Any:
     further = interface.task.source_dictionary.symbols[len(source.hf_ids) :]
     tokenizer.add_tokens([AddedToken(symbol, special=True) for symbol in further], special_tokens=True)
     return reading_as_trained(tokenizer)
+
+
+def exported_tokenizer(interface: "MlsmHubInterface") -> HuggingFaceTokenizer:
+    """The tokenizer of the exported model, for use before the export; ValueError if it cannot be exported."""
+    import_transformers()
+    exported_ids(interface)
+    with tempfile.TemporaryDirectory() as folder:
+        save_pretrained(folder, fast_tokenizer(interface))
+        return HuggingFaceTokenizer(folder)
 
 
 def _tokenizer_from_sentencepiece(interface: "MlsmHubInterface") -> Any:

@@ -166,7 +166,10 @@ class MlsmHubInterface(RobertaHub):
             (label, its probability) for each; for regression the predicted number, twice.
         """
         if not self.has_classification_head(head):
-            raise ValueError("this model has no classification head: fine-tune it with `mlsm finetune`")
+            raise ValueError(
+                "this model has no classification head: fine-tune it with `mlsm finetune`, and open the result with "
+                "transformers"
+            )
         check_known(
             (text for parts in texts for text in parts), self.bpe, self.task.source_dictionary, self.max_unk_rate
         )

@@ -204,7 +204,7 @@ def encoder_flags(model: Any, config: Any, positions: int, options: Mapping[str,
         "max_positions": positions,
         **options,
     }
-    flags = model_parts.flags_of(model.add_args, Namespace(**values), without=())
+    flags = model_parts.flags_of(model.add_args, Namespace(**values))
     return [*flags, "--tokens-per-sample", str(min(positions, int(BaseMaskedLMConfig.tokens_per_sample)))]
 
 

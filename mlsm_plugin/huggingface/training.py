@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from transformers import Trainer, TrainingArguments
 
 SECONDS_TO_WAIT = 7 * 24 * 3600  # for the other ranks, which may code for days
+TRAINER_STATE = "trainer_state.json"  # the last file that the Trainer writes to a checkpoint
 
 
 @dataclass(frozen=True)
@@ -149,7 +150,13 @@ def muon_adamw(
 
 
 def train(trainer: "Trainer") -> dict[str, float]:
-    """Train, or resume from the last whole checkpoint; then evaluate, in nats.
+    """Train, or resume from the last whole checkpoint; then evaluate, in nats; errors as of :func:`resume`."""
+    resume(trainer)
+    return {name.removeprefix("eval_"): value for name, value in trainer.evaluate().items()}
+
+
+def resume(trainer: "Trainer") -> None:
+    """Train, from the last whole checkpoint on if there is one.
 
     ValueError if the loss of an evaluation is not finite, OSError if a checkpoint cannot be written.
     """
@@ -159,7 +166,6 @@ def train(trainer: "Trainer") -> dict[str, float]:
     set_seed(trainer.args.seed)  # an evaluation before the training has drawn random numbers
     with _disk_errors(checkpoints):
         trainer.train(resume_from_checkpoint=last_checkpoint(checkpoints, tidy=trainer.is_world_process_zero()))
-    return {name.removeprefix("eval_"): value for name, value in trainer.evaluate().items()}
 
 
 @contextmanager
@@ -180,7 +186,7 @@ def last_checkpoint(folder: Path, *, tidy: bool = True) -> str | None:
     checkpoints = [path for path in folder.glob("checkpoint-*") if path.name[len("checkpoint-") :].isdecimal()]
     for newest in sorted(checkpoints, key=lambda path: int(path.name[len("checkpoint-") :]), reverse=True):
         try:
-            json.loads((newest / "trainer_state.json").read_text(encoding="utf-8"))
+            json.loads((newest / TRAINER_STATE).read_text(encoding="utf-8"))
             return str(newest)
         except (OSError, ValueError):
             if tidy:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -131,15 +132,17 @@ class Measures:
         """Mean and standard deviation over the seeds of fine-tuning."""
         args, folder = self.args, self.output / "finetuned" / f"{name}-{task.name}"
         train, valid = self._lines(task, "train"), self._lines(task, "valid")
-        words: list[object] = ["mlsm", "finetune", "--checkpoint", checkpoint, "--train", train, "--valid", valid]
+        words: list[object] = ["mlsm", "finetune", "--model", checkpoint, "--train", train, "--valid", valid]
         words += ["--test", task.test, "--output", folder, "--seeds", *args.finetune_seeds]
-        words += ["--max-epoch", args.finetune_epochs, "--lr", args.finetune_lr, "--num-workers", 0]
+        words += ["--max-epoch", args.finetune_epochs, "--lr", args.finetune_lr]
         words += ["--from-scratch"] if from_scratch else []
-        words += [flag for flag in ("--cpu", "--fp16", "--bf16") if flag in args.fairseq_flags.split()]
+        flags = args.fairseq_flags.split()
+        words += ["--cpu"] if "--cpu" in flags else []
+        words += ["--bf16", "on"] if {"--fp16", "--bf16"} & {*flags} else []
         self.commands.run(f"finetune-{name}-{task.name}", words, inputs=(train, valid, task.test))
         scores = [run["test_accuracy"] for run in read_json(folder / "results.json")["seeds"]]
-        for heavy in [*folder.glob("seed-*/*.pt"), *folder.glob("model.pt")]:
-            heavy.unlink()  # the figures stay; many classifiers would fill the disk
+        for heavy in [*folder.glob("seed-*/model"), folder / "model", folder / "exported"]:
+            shutil.rmtree(heavy, ignore_errors=True)  # the figures stay; many classifiers would fill the disk
         return {"mean": statistics.fmean(scores), "deviation": statistics.stdev(scores) if len(scores) > 1 else 0.0}
 
     def pairs(self, file: str, checkpoint: Path, name: str) -> float:

@@ -50,8 +50,8 @@ def finetune(tiny: TinyData, output: Path) -> tuple[object, ...]:
     lines = tiny.text.read_text(encoding="utf-8").splitlines()[:96]
     labelled.write_text("".join(f"{'ab'[len(line) % 2]}\t{line}\n" for line in lines if line.strip()), encoding="utf-8")
     files = ("--train", labelled, "--valid", labelled)
-    options = ("--max-epoch", 3, "--seeds", 1, 2, "--cpu", "--num-workers", 0)
-    return ("finetune", "--checkpoint", tiny.model, *files, "--output", output, *options)
+    options = ("--max-epoch", 3, "--seeds", 1, 2, "--cpu")
+    return ("finetune", "--model", tiny.model, *files, "--output", output, *options)
 
 
 def preprocess(tiny: TinyData, output: Path) -> tuple[object, ...]:

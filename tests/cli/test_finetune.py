@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 import shutil
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from mlsm_plugin import hub
-from mlsm_plugin.cli.finetune import table
+from mlsm_plugin.cli.finetune import needs_fairseq, table
 from tests.conftest import failing_mlsm
 from tests.tiny_models import TinyData
 
@@ -80,12 +81,33 @@ def test_f1_is_of_the_labels_0_and_1(tiny: TinyData, tmp_path: Path, capsys: Cap
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("warm_python")
-def test_a_training_that_fails_is_one_line(tiny: TinyData, tmp_path: Path, capsys: Capture) -> None:
-    words = ("finetune", *labelled(tmp_path), "--output", tmp_path / "out")
-    broken = ("--checkpoint", tiny.model, "--cpu", "--no-such-flag")
-    assert "fairseq-train stopped with exit status 2" in failing_mlsm(capsys, *words, *broken)
+@pytest.mark.parametrize(
+    ("flags", "advice"),
+    [
+        (("--fp16",), "--fp16 is not an option: flags are no longer handed to fairseq-train; pass --bf16 on"),
+        (("--attention-dropout", "0.2"), "--attention-dropout is not an option: .*; pass --dropout"),
+        (("--update-freq=2",), "--update-freq is not an option: .*; pass --batch-size"),
+        (("--num-workers", "0"), "--num-workers is not an option: .*; `mlsm finetune --help` lists all options"),
+    ],
+)
+def test_flags_of_fairseq_train_are_refused_with_what_replaces_them(
+    tiny: TinyData, tmp_path: Path, capsys: Capture, flags: tuple[str, ...], advice: str
+) -> None:
+    words = ("finetune", "--checkpoint", tiny.model, *labelled(tmp_path), "--output", tmp_path / "out")
+    assert re.search(advice, failing_mlsm(capsys, *words, *flags))
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_model_that_is_nowhere_is_refused(tmp_path: Path, capsys: Capture) -> None:
+    words = ("finetune", *labelled(tmp_path), "--output", tmp_path / "out", "--model", "some-model")
+    assert "some-model does not exist; a model of the hub is hf:some-model" in failing_mlsm(capsys, *words)
+
+
+def test_fairseq_is_needed_for_its_checkpoints_only(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    assert not needs_fairseq(argparse.Namespace(model=str(tmp_path)))
+    assert not needs_fairseq(argparse.Namespace(model="hf:some-model"))
+    assert needs_fairseq(argparse.Namespace(model=str(tmp_path / "model.pt")))
 
 
 def test_what_cannot_be_fine_tuned_is_refused(tiny: TinyData, tmp_path: Path, capsys: Capture) -> None:

@@ -1,4 +1,4 @@
-"""Fine-tuning with the command that users type, on a learnable toy problem: is a sentence long or short?"""
+"""Fine-tuning with the command that users type: which of two words does a text have?"""
 
 from __future__ import annotations
 
@@ -12,197 +12,214 @@ from typing import Any
 import pytest
 import torch
 from sklearn.metrics import accuracy_score, f1_score
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipeline
 
-from mlsm_plugin import hub
-from mlsm_plugin.evaluation.finetuning import Finetuning, summarized
-from mlsm_plugin.evaluation.settings import FinetuneSettings
-from tests.conftest import Pipeline, failing_mlsm, mlsm
+from mlsm_plugin.core.text.hf_tokenizer import HuggingFaceTokenizer
+from mlsm_plugin.evaluation.finetuning import check_tokens, summarized
+from mlsm_plugin.evaluation.labelled_texts import LabelledTexts
+from mlsm_plugin.evaluation.training_epochs import Epochs
+from tests.conftest import failing_mlsm, mlsm
+from tests.labelled_files import rows, write_labelled
+from tests.tiny_hf_models import make_model
 from tests.tiny_models import TinyData
 
 Capture = pytest.CaptureFixture[str]
-FAST = ("--max-epoch", 2, "--batch-size", 16, "--lr", "2e-3", "--cpu", "--num-workers", 0)
+FAST = ("--max-epoch", 4, "--batch-size", 8, "--lr", "5e-3", "--cpu")
 
 
 @pytest.fixture(scope="module")
-def folder(pipeline: Pipeline, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """``train.tsv``, ``valid.tsv`` and ``test.tsv``, and the same as pairs and with numbers."""
-    root = tmp_path_factory.mktemp("labelled")
-    lines = [line for line in pipeline.train_text.read_text(encoding="utf-8").splitlines() if 20 < len(line) < 150]
-    chosen = [line for line in lines if len(line) < 45 or len(line) > 90]
-    parts = {"train": chosen[:160], "valid": chosen[160:200], "test": chosen[200:240]}
-    for split, texts in parts.items():
-        labels = ["long one" if len(text) > 60 else "short" for text in texts]
-        rows = [f"{label}\t{text}" for label, text in zip(labels, texts, strict=True)]
-        (root / f"{split}.tsv").write_text("\n".join(rows) + "\n\n", encoding="utf-8")
-        named = {"long one": "<pad>", "short": "</s>"}  # labels may be called like fairseq's special symbols
-        pairs = [f"{named[label]}\tWhat is it\t{text}" for label, text in zip(labels, texts, strict=True)]
-        (root / f"{split}.pairs.tsv").write_text("label\n" + "\n".join(pairs) + "\n", encoding="utf-8")
-        numbers = [f"{len(text) / 100}\t{text}" for text in texts]
-        (root / f"{split}.numbers.tsv").write_text("\n".join(numbers) + "\n", encoding="utf-8")
-    return root
+def bert(tiny: TinyData, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model("bert", tiny.text, tmp_path_factory.mktemp("bert"))
 
 
-def files(folder: Path, kind: str = "") -> tuple[object, ...]:
-    return tuple(word for split in ("train", "valid", "test") for word in (f"--{split}", folder / f"{split}{kind}.tsv"))
+def predictions(folder: Path, split: str = "valid") -> list[list[str]]:
+    lines = (folder / f"{split}.predictions.tsv").read_text("utf-8").splitlines()
+    return [line.split("\t") for line in lines]
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("warm_python")
+@pytest.mark.parametrize("kind", ["fairseq", "Hugging Face"])
 def test_seeds_are_trained_measured_and_the_best_is_kept(
-    pipeline: Pipeline, folder: Path, tmp_path: Path, capsys: Capture
+    tiny: TinyData, bert: Path, tmp_path: Path, capsys: Capture, kind: str
 ) -> None:
-    words = ("finetune", "--checkpoint", pipeline.auxiliary, *files(folder), "--output", tmp_path / "out", *FAST)
+    model = tiny.model if kind == "fairseq" else bert
+    output = tmp_path / "out"
+    words = ("finetune", "--model", model, *write_labelled(tmp_path), "--output", output, *FAST)
     mlsm(*words, "--seeds", 3, 4)
     printed = capsys.readouterr().out
-    assert "seed 3: training" in printed
-    results = json.loads((tmp_path / "out" / "results.json").read_text())
+    results = json.loads((output / "results.json").read_text())
     assert [result["seed"] for result in results["seeds"]] == [3, 4]
     assert min(result["valid_accuracy"] for result in results["seeds"]) > 0.8
     for result in results["seeds"]:
-        run = tmp_path / "out" / f"seed-{result['seed']}"
-        logs = re.findall(r"\| valid \|.* accuracy ([\d.]+)", (run / "train.log").read_text())
-        assert max(float(value) for value in logs) == pytest.approx(100 * result["valid_accuracy"], abs=0.06)
-        rows = [line.split("\t") for line in (run / "test.predictions.tsv").read_text("utf-8").splitlines()]
-        assert result["test_accuracy"] == pytest.approx(sum(row[0] == row[1] for row in rows) / len(rows))
-        assert all(0.5 <= float(row[2]) <= 1 for row in rows)
-    labels = tmp_path / "out" / "label" / "dict.txt"
-    right = labels.read_text(encoding="utf-8")
-    labels.write_text("".join(reversed(right.splitlines(keepends=True))), encoding="utf-8")
-    with pytest.raises(ValueError, match="was trained with another list of labels"):
-        hub.from_pretrained(tmp_path / "out")
-    labels.write_text(right, encoding="utf-8")
+        run = output / f"seed-{result['seed']}"
+        log = json.loads((run / "trainer_state.json").read_text())["log_history"]
+        epochs = [figures["eval_accuracy"] for figures in log if "eval_accuracy" in figures]
+        assert max(epochs) == result["valid_accuracy"] == result["score"]  # of the written model, and of the Trainer's
+        of_test = predictions(run, "test")
+        assert result["test_accuracy"] == accuracy_score([row[0] for row in of_test], [row[1] for row in of_test])
+        assert all(0.5 <= float(row[2]) <= 1 for row in of_test)
+        assert not (run / "checkpoints").exists()
     row = re.search(r"^ +mean +([\d.]+) +([\d.]+)$", printed, flags=re.M)
     assert row is not None
     assert float(row.group(1)) == pytest.approx(results["mean"]["valid_accuracy"], abs=1e-4)
 
-    moved = shutil.copytree(tmp_path / "out", tmp_path / "moved", ignore=shutil.ignore_patterns("seed-*", "data"))
-    model = hub.from_pretrained(moved)
-    best = tmp_path / "out" / f"seed-{results['best_seed']}"
-    texts = [line.split("\t") for line in (best / "valid.predictions.tsv").read_text("utf-8").splitlines()]
-    assert [model.predict_label(row[3]) for row in texts[:5]] == [row[1] for row in texts[:5]]
+    moved = shutil.copytree(output / "model", tmp_path / "moved")
+    classify = pipeline("text-classification", str(moved), device="cpu")
+    of_best = predictions(output / f"seed-{results['best_seed']}")
+    for own, row_of_file in zip(classify([row[3] for row in of_best]), of_best, strict=True):
+        assert own["label"] == row_of_file[1]
+        assert own["score"] == pytest.approx(float(row_of_file[2]), abs=1e-3)
 
-    of_seeds = (tmp_path / "out" / f"seed-{seed}" / "checkpoint_best.pt" for seed in (3, 4))
-    (tmp_path / "mean").mkdir()
-    mlsm("convert", *of_seeds, tmp_path / "mean" / "model.pt")
-    assert hub.from_pretrained(tmp_path / "mean").predict_label(texts[0][3]) in {row[1] for row in texts}
-    capsys.readouterr()
-
-    before = (best / "checkpoint_best.pt").stat().st_mtime_ns
+    before = (output / "seed-3" / "model" / "model.safetensors").stat().st_mtime_ns
     mlsm(*words, "--seeds", 3, 4, 5)
-    assert (best / "checkpoint_best.pt").stat().st_mtime_ns == before
-    assert "seed 3: training" not in (again := capsys.readouterr().out)
+    assert (output / "seed-3" / "model" / "model.safetensors").stat().st_mtime_ns == before
+    again = capsys.readouterr().out
+    assert "seed 3: training" not in again
     assert "seed 5: training" in again
     assert "settings.patience is 3 there and 9 now" in failing_mlsm(capsys, *words, "--patience", 9)
 
-    sealed = best / "result.json"
+    sealed = output / "seed-3" / "result.json"
     for damaged in ("[1]", '{"seed": 3, "score": "high"}', '{"seed": 3, "score": 0.5}', "{"):
         sealed.write_text(damaged)
-        assert f"{sealed} is not " in failing_mlsm(capsys, *words, "--seeds", results["best_seed"])
+        assert f"{sealed} is not " in failing_mlsm(capsys, *words, "--seeds", 3)
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("warm_python")
-def test_pairs_and_numbers_and_random_weights(
-    pipeline: Pipeline, folder: Path, tmp_path: Path, capsys: Capture
-) -> None:
-    words = ("finetune", "--checkpoint", pipeline.auxiliary, *FAST)
-    mlsm(
-        *words, *files(folder, ".pairs"), "--output", tmp_path / "pairs", "--from-scratch", "--max-epoch", 1, "--header"
-    )
-    model = hub.from_pretrained(tmp_path / "pairs")
-    assert model.predict_label("The name is bound.", "A name.") in ("<pad>", "</s>")
-    rows = (tmp_path / "pairs" / "seed-1" / "valid.predictions.tsv").read_text("utf-8").splitlines()
-    assert [row.split("\t")[0] for row in rows] == [
-        line.split("\t")[0] for line in (folder / "valid.pairs.tsv").read_text("utf-8").splitlines()[1:]
-    ]
-    assert "finetune-from-model" not in " ".join(
-        re.findall(r"'finetune_from_model': '[^']+'", (tmp_path / "pairs" / "seed-1" / "train.log").read_text())
-    )
-    mlsm(*words, *files(folder, ".numbers"), "--output", tmp_path / "numbers", "--regression")
-    results = json.loads((tmp_path / "numbers" / "results.json").read_text())
-    assert results["mean"]["test_pearson"] > 0.5
-    number = hub.from_pretrained(tmp_path / "numbers").predict_label("A short one.")
-    assert isinstance(number, float)
-    assert math.isfinite(number)
-    assert "valid pearson" in capsys.readouterr().out
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("warm_python")
-def test_the_best_epoch_of_a_task_of_glue_is_that_of_f1(pipeline: Pipeline, folder: Path, tmp_path: Path) -> None:
-    files_of_task: list[object] = []
+def test_pairs_with_a_header_from_random_weights(bert: Path, tmp_path: Path) -> None:
     for split in ("train", "valid"):
-        rows = [line.split("\t") for line in (folder / f"{split}.tsv").read_text("utf-8").splitlines() if line]
-        lines = [{"sentence1": text, "sentence2": "A name.", "label": int(label == "short")} for label, text in rows]
-        (tmp_path / f"mrpc.{split}.jsonl").write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
-        files_of_task += [f"--{split}", tmp_path / f"mrpc.{split}.jsonl"]
-    words = ("finetune", "--checkpoint", pipeline.auxiliary, *files_of_task, *FAST, "--max-epoch", 3)
-    mlsm(*words, "--output", tmp_path / "out", "--metric", "f1")
-    (result,) = json.loads((tmp_path / "out" / "results.json").read_text())["seeds"]
-    run = tmp_path / "out" / "seed-1"
-    found = [line.split("\t") for line in (run / "valid.predictions.tsv").read_text("utf-8").splitlines()]
-    own, predicted = [int(row[0]) for row in found], [int(row[1]) for row in found]
-    assert result["valid_f1"] == pytest.approx(f1_score(own, predicted)) == result["score"]
-    assert result["valid_accuracy"] == pytest.approx(accuracy_score(own, predicted))
-    logged = re.findall(r"\| valid \|.* f1 ([\d.]+)", (run / "train.log").read_text())
-    assert len(logged) == 3
-    assert max(map(float, logged)) == pytest.approx(100 * result["valid_f1"], abs=0.06)
-    assert {row[4] for row in found} == {"A name."}
+        lines = [f"{label}\tWhat is it\t{text}\n" for label, text in rows(32)]
+        (tmp_path / f"{split}.tsv").write_text("label\ta\tb\n" + "".join(lines), encoding="utf-8")
+    files = ("--train", tmp_path / "train.tsv", "--valid", tmp_path / "valid.tsv")
+    words = ("finetune", "--model", bert, *files, *FAST, "--max-epoch", 1, "--header")
+    mlsm(*words, "--output", tmp_path / "scratch", "--from-scratch", "--seeds", 7)
+    mlsm(*words, "--output", tmp_path / "trained", "--lr", "1e-9")
+    assert [row[0] for row in predictions(tmp_path / "scratch" / "seed-7")] == [label for label, _ in rows(32)]
+    encoder = AutoModelForSequenceClassification.from_pretrained(bert).bert.state_dict()
+    name = "encoder.layer.0.attention.self.query.weight"
+    weights = {
+        folder: AutoModelForSequenceClassification.from_pretrained(tmp_path / folder / "model").bert.state_dict()[name]
+        for folder in ("scratch", "trained")
+    }
+    torch.testing.assert_close(weights["trained"], encoder[name], rtol=0, atol=1e-6)
+    assert (weights["scratch"] - encoder[name]).abs().max() > 0.01
+    classify = pipeline("text-classification", str(tmp_path / "trained" / "model"), device="cpu")
+    row = predictions(tmp_path / "trained" / "seed-1")[0]
+    answer = classify({"text": row[3], "text_pair": row[4]})
+    assert answer["score"] == pytest.approx(float(row[2]), abs=1e-3)
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("warm_python")
-def test_texts_longer_than_the_positions_are_cut_and_counted(
-    pipeline: Pipeline, folder: Path, tmp_path: Path, capsys: Capture, caplog: pytest.LogCaptureFixture
+def test_numbers_are_predicted_and_correlated(bert: Path, tmp_path: Path, capsys: Capture) -> None:
+    for split, begin in (("train", 0), ("valid", 100)):
+        lines = [f"{len(label) / 10}\t{text}\n" for label, text in rows(64, begin)]
+        (tmp_path / f"{split}.tsv").write_text("".join(lines), encoding="utf-8")
+    files = ("--train", tmp_path / "train.tsv", "--valid", tmp_path / "valid.tsv")
+    mlsm("finetune", "--model", bert, *files, "--output", tmp_path / "out", *FAST, "--regression")
+    (result,) = json.loads((tmp_path / "out" / "results.json").read_text())["seeds"]
+    assert result["valid_pearson"] > 0.8
+    assert math.isfinite(result["valid_spearman"])
+    assert "valid pearson" in capsys.readouterr().out
+    model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "out" / "model")
+    row = predictions(tmp_path / "out" / "seed-1")[0]
+    inputs = AutoTokenizer.from_pretrained(tmp_path / "out" / "model")(row[3], return_tensors="pt")
+    assert float(model(**inputs).logits[0, 0]) == pytest.approx(float(row[1]), abs=1e-3)
+
+
+@pytest.mark.slow
+def test_the_best_epoch_of_a_task_of_glue_is_that_of_f1(bert: Path, tmp_path: Path) -> None:
+    files: list[object] = []
+    for split in ("train", "valid"):
+        labelled = [(int(label == "value"), text) for label, text in rows(48)]
+        lines = [{"sentence1": text, "sentence2": "A name.", "label": label} for label, text in labelled]
+        (tmp_path / f"{split}.jsonl").write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+        files += [f"--{split}", tmp_path / f"{split}.jsonl"]
+    mlsm("finetune", "--model", bert, *files, *FAST, "--output", tmp_path / "out", "--metric", "f1")
+    (result,) = json.loads((tmp_path / "out" / "results.json").read_text())["seeds"]
+    of_valid = predictions(tmp_path / "out" / "seed-1")
+    expected = [int(row[0]) for row in of_valid]
+    predicted = [int(row[1]) for row in of_valid]
+    assert result["valid_f1"] == pytest.approx(f1_score(expected, predicted)) == result["score"]
+    assert result["valid_accuracy"] == pytest.approx(accuracy_score(expected, predicted))
+    assert {row[4] for row in of_valid} == {"A name."}
+
+
+class StoppedError(Exception):
+    """In the place of a kill."""
+
+
+def test_a_stopped_training_resumes_to_the_same_bytes(
+    bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    files = write_labelled(tmp_path)
+    words = ("finetune", "--model", bert, *files, "--max-epoch", 4, "--lr", "1e-3", "--cpu", "--seeds", 2)
+    mlsm(*words, "--output", tmp_path / "whole")
+    evaluate = Epochs.on_evaluate
+
+    def stopping(self: Epochs, args: Any, state: Any, control: Any, **kwargs: object) -> None:
+        evaluate(self, args, state, control, **kwargs)
+        if not (tmp_path / "moved").exists() and state.epoch == 3:
+            raise StoppedError
+
+    monkeypatch.setattr(Epochs, "on_evaluate", stopping)
+    with pytest.raises(StoppedError):
+        mlsm(*words, "--output", tmp_path / "stopped")
+    shutil.move(tmp_path / "stopped", tmp_path / "moved")
+    mlsm(*words, "--output", tmp_path / "moved")
+    for name in ("results.json", "seed-2/valid.predictions.tsv", "seed-2/test.predictions.tsv"):
+        assert (tmp_path / "moved" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    weights = [(tmp_path / name / "model" / "model.safetensors").read_bytes() for name in ("moved", "whole")]
+    assert weights[0] == weights[1]
+
+
+@pytest.mark.slow
+def test_an_adapted_model_and_a_classifier_are_encoders_too(tiny: TinyData, tmp_path: Path) -> None:
+    """The head of a classifier of other labels is replaced."""
+    bert = make_model("roberta", tiny.text, tmp_path / "model", kind=AutoModelForSequenceClassification, num_labels=5)
+    files = write_labelled(tmp_path, splits=("train", "valid"))
+    mlsm("finetune", "--checkpoint", bert, *files, "--output", tmp_path / "out", *FAST, "--max-epoch", 1)
+    mlsm("finetune", "--model", tmp_path / "out" / "model", *files, "--output", tmp_path / "again", *FAST)
+    assert json.loads((tmp_path / "again" / "model" / "config.json").read_text())["label2id"].keys() == {
+        label for label, _ in rows(2)
+    }
+
+
+def test_long_texts_are_cut_and_counted(bert: Path, tmp_path: Path, capsys: Capture) -> None:
     long_text = "the value of the name " * 40
     for split in ("train", "valid"):
-        text = (folder / f"{split}.tsv").read_text("utf-8")
-        (tmp_path / f"{split}.tsv").write_text(f"short\t{long_text}\n{text}", encoding="utf-8")
-    mlsm(
-        *("finetune", "--checkpoint", pipeline.auxiliary, "--output", tmp_path / "out", *FAST, "--max-epoch", 1),
-        *("--train", tmp_path / "train.tsv", "--valid", tmp_path / "valid.tsv"),
-    )
-    assert re.search(
-        r"train: [1-9] texts are longer than the model's 64 positions; they are cut", capsys.readouterr().out
-    )
-    caplog.clear()
-    assert hub.from_pretrained(tmp_path / "out").predict_label(long_text) in ("long one", "short")
-    assert "1 of 1 texts are longer than the model's positions and are cut" in caplog.text
+        lines = [f"{label}\t{text}\n" for label, text in rows(8)]
+        (tmp_path / f"{split}.tsv").write_text(f"value\t{long_text}\n" + "".join(lines), encoding="utf-8")
+    files = ("--train", tmp_path / "train.tsv", "--valid", tmp_path / "valid.tsv")
+    mlsm("finetune", "--model", bert, *files, "--output", tmp_path / "out", *FAST, "--max-epoch", 1)
+    assert "train: 1 texts are longer than the model's 70 positions; they are cut" in capsys.readouterr().out
+    classify = pipeline("text-classification", str(tmp_path / "out" / "model"), device="cpu")
+    row = predictions(tmp_path / "out" / "seed-1")[0]
+    (answer,) = classify(long_text, truncation=True)
+    assert answer["score"] == pytest.approx(float(row[2]), abs=1e-3)
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("warm_python")
-def test_batches_do_not_change_predictions(pipeline: Pipeline, folder: Path, tmp_path: Path) -> None:
-    mlsm(
-        *("finetune", "--checkpoint", pipeline.auxiliary, *files(folder), "--output", tmp_path / "out", *FAST),
-        *("--max-epoch", 1),
-    )
-    model = hub.from_pretrained(tmp_path / "out")
-    texts = [(line.split("\t")[1],) for line in (folder / "test.tsv").read_text("utf-8").splitlines() if line]
-    alone = [model.predict_labels([own])[0] for own in texts]
-    together = model.predict_labels(texts, batch_size=7)
-    assert [label for label, _ in together] == [label for label, _ in alone]
-    scores = [torch.tensor([score for _, score in found]) for found in (alone, together)]
-    torch.testing.assert_close(*scores, rtol=1e-4, atol=1e-5)
+def test_the_folder_of_an_older_version_is_refused(bert: Path, tmp_path: Path, capsys: Capture) -> None:
+    output = tmp_path / "out"
+    output.mkdir()
+    plan = {"checkpoint": "abc", "tokenizer": "def", "files": {}, "settings": {"extra": []}}
+    (output / "plan.json").write_text(json.dumps(plan))
+    words = ("finetune", "--model", bert, *write_labelled(tmp_path), "--output", output)
+    assert f"{output} holds runs of fairseq, which an older version" in failing_mlsm(capsys, *words)
+    assert [path.name for path in output.iterdir()] == ["plan.json"]
 
 
-def test_plans_of_earlier_versions_are_the_same(tiny: TinyData, tmp_path: Path) -> None:
-    lines = "label\ttext\na\tA name.\nb\tA value.\na\tA list.\nb\tA tuple.\n"
-    (tmp_path / "file.tsv").write_text(lines, encoding="utf-8")
-    inputs = dict.fromkeys(("train", "valid"), tmp_path / "file.tsv")
+def test_a_training_that_diverges_is_one_line(bert: Path, tmp_path: Path, capsys: Capture) -> None:
+    files = write_labelled(tmp_path)
+    words = ("finetune", "--model", bert, *files, "--output", tmp_path / "out", "--cpu", "--lr", "1e30")
+    assert "the loss is not finite after epoch 1; train with a smaller --lr" in failing_mlsm(capsys, *words)
 
-    def settings_of(**settings: Any) -> dict[str, Any]:
-        made = Finetuning(tiny.model, inputs, tmp_path / "out", FinetuneSettings(**settings))
-        return {name: value for name, value in made._folder().plan["settings"].items() if value is not None}
 
-    earlier = {"max_epoch", "patience", "lr", "batch_size", "regression", "from_scratch", "extra"}
-    assert settings_of(allow_single_labels=True).keys() == earlier
-    assert settings_of(header=True).keys() == {*earlier, "header"}
-    assert settings_of(allow_single_labels=True, metric="accuracy").keys() == earlier
+def test_texts_without_tokens_are_named(bert: Path) -> None:
+    tokenizer = HuggingFaceTokenizer(bert)
+    texts = LabelledTexts(Path("none"), ("a", "b"), (("the", "name"), ("a value", "\u200b")), (1, 2))
+    with pytest.raises(ValueError, match=r"none, line 2: the text '\\u200b' has no tokens after normalization"):
+        check_tokens(texts, tokenizer, 0.01)
 
 
 def test_summary_is_mean_and_sample_deviation() -> None:
-    found = summarized([{"seed": 1, "score": 0.0, "x": 1.0}, {"seed": 2, "score": 0.0, "x": 2.0}])
-    assert found == {"mean": {"x": 1.5}, "deviation": {"x": pytest.approx(math.sqrt(0.5))}}
+    summary = summarized([{"seed": 1, "score": 0.0, "x": 1.0}, {"seed": 2, "score": 0.0, "x": 2.0}])
+    assert summary == {"mean": {"x": 1.5}, "deviation": {"x": pytest.approx(math.sqrt(0.5))}}
     assert summarized([{"seed": 1, "score": 0.0, "x": 1.0}])["deviation"] == {"x": 0.0}

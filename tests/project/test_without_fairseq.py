@@ -16,6 +16,7 @@ from transformers import AutoModelForMaskedLM
 from mlsm_plugin.fairseq_plugin.compat.installation import WITHOUT_FAIRSEQ
 from mlsm_plugin.version import __version__
 from tests.conftest import PLUGIN, REPOSITORY
+from tests.labelled_files import write_labelled
 from tests.tiny_hf_models import make_model
 
 # distributions and modules of fairseq and of what only fairseq needs
@@ -66,10 +67,14 @@ def modules_of(*folders: str) -> list[str]:
 
 FREE = (
     *modules_of("core", "huggingface", "search"),
-    *(f"mlsm_plugin.evaluation.{name}" for name in ("encoder_quality", "labelled_texts", "sentence_encoders")),
+    "mlsm_plugin.evaluation.encoder_quality",
+    "mlsm_plugin.evaluation.finetuning",
+    "mlsm_plugin.evaluation.labelled_texts",
+    "mlsm_plugin.evaluation.sentence_encoders",
+    "mlsm_plugin.evaluation.training_epochs",
     *(
         f"mlsm_plugin.cli.{name}"
-        for name in ("main", "adapt", "binarize", "convert", "doctor", "encode", "evaluate", "search")
+        for name in ("main", "adapt", "binarize", "convert", "doctor", "encode", "evaluate", "finetune", "search")
     ),
 )
 
@@ -172,7 +177,7 @@ for kind, more in (("topk", dict(k=4)), ("lasso", dict(backend="torch", iteratio
         assert len(lines) == 1, result.stderr
         return lines[0]
 
-    for command in ("auxiliary", "dictionary", "finetune"):
+    for command in ("auxiliary", "dictionary"):
         assert re.match("mlsm: error: fairseq is missing; fix: pip install", fails(command))
     (tmp_path / "model.pt").touch()
     other = ("convert", tmp_path / "atoms.npy", tmp_path / "third", "--normalize", "--lambda", 0.05)
@@ -197,6 +202,12 @@ def test_a_model_is_adapted_without_fairseq(english_text: tuple[Path, Path], tmp
     index = ("search", "index", english_text[1], "--model", models[1], "--output", tmp_path / "index")
     assert " documents, " in mlsm(python, index).stdout
     assert "property" in mlsm(python, ("search", "query", tmp_path / "index", "the name of a value")).stdout
+    files = write_labelled(tmp_path, splits=("train", "valid"))
+    words = ("finetune", *files, "--output", tmp_path / "classifier", "--max-epoch", 1, "--cpu", "--model")
+    result = mlsm(python, (*words, models[1]))
+    assert re.search(r"^ +mean +[\d.]+$", result.stdout, flags=re.M), result.stderr
+    (tmp_path / "model.pt").touch()
+    assert "fairseq is missing; fix: pip install" in mlsm(python, (*words, tmp_path / "model.pt")).stderr
     script = REPOSITORY / "examples" / "huggingface" / "adapt.py"
     texts = (english_text[1], english_text[1])
     for objective in ("mlsm+mlm", "taco"):

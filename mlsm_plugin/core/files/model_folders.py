@@ -8,8 +8,20 @@ from pathlib import Path
 
 from mlsm_plugin.core.files.atomic_files import PathLike, atomic_directory
 
+# what transformers reads of a tokenizer
+FILES_OF_TOKENIZERS = (
+    "tokenizer*.json",
+    "tokenizer.model",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.*",
+    "merges.txt",
+    "bpe.codes",
+    "*.model",
+)
 # what transformers reads from the folder of a model, and what this package writes there
 FILES_OF_MODELS = (
+    *FILES_OF_TOKENIZERS,
     "config.json",
     "generation_config.json",
     "model*.safetensors",
@@ -21,14 +33,6 @@ FILES_OF_MODELS = (
     "adapter_config.json",
     "adapter_model.*",
     "latent_head.safetensors",
-    "tokenizer*.json",
-    "tokenizer.model",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.*",
-    "merges.txt",
-    "bpe.codes",
-    "*.model",
     "chat_template.*",
     "preprocessor_config.json",
     "processor_config.json",

@@ -206,6 +206,7 @@ def load_library_model(
     state: dict[str, Tensor] | None = None,
     new_head: str | None = None,
     fewer_layers: bool = False,
+    other_head: bool = False,
 ) -> Any:
     """A model of Hugging Face's class ``kind``.
 
@@ -220,6 +221,7 @@ def load_library_model(
             folder must have one.
         fewer_layers: whether the ``config`` asks for fewer layers than the folder has; else there is a warning of
             weights of further layers.
+        other_head: whether weights of a head that has another shape in the folder are initialized at random.
 
     Raises:
         ValueError: the weights cannot be read, have other shapes, are not finite, or some of them are missing, or the
@@ -235,7 +237,11 @@ def load_library_model(
         model_class = getattr(transformers, kind)
         if state is None:
             model, info = model_class.from_pretrained(
-                folder, trust_remote_code=False, config=config, output_loading_info=True
+                folder,
+                trust_remote_code=False,
+                config=config,
+                output_loading_info=True,
+                ignore_mismatched_sizes=other_head,
             )
         else:  # the classes that choose a class need a folder
             model, info = type(model_class.from_config(config)).from_pretrained(
@@ -243,6 +249,10 @@ def load_library_model(
             )
     except Exception as error:  # transformers has no common error for damaged files and weights of other shapes
         raise ValueError(f"the weights of {folder} cannot be read: {first_line(error)}") from None
+    prefix = f"{model.base_model_prefix}."
+    other_shapes = [item[0] for item in info["mismatched_keys"] if item[0].startswith(prefix)]
+    if other_shapes:
+        raise ValueError(f"the weights of {folder} cannot be read: {other_shapes[0]} has another shape in config.json")
     missing = sorted(name for name in info["missing_keys"] if "pooler" not in name and "position_ids" not in name)
     missing = _without_second_biases(model, missing)
     if missing and any(name.startswith(HEAD_OF_DEBERTA) for name in info["unexpected_keys"]):
@@ -250,7 +260,7 @@ def load_library_model(
             f'{folder} has its masked-LM head in {HEAD_OF_DEBERTA[:-1]}, as DeBERTa of its authors; set "legacy": '
             "false in its config.json"
         )
-    of_encoder = [name for name in missing if name.startswith(f"{model.base_model_prefix}.")]
+    of_encoder = [name for name in missing if name.startswith(prefix)]
     if new_head and len(of_encoder) < len(missing):
         logger.warning("%s has no masked-LM head; a new one is initialized at random, %s", folder, new_head)
     if new_head is not None:

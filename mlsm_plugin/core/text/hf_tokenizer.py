@@ -19,9 +19,10 @@ from mlsm_plugin.core.files.model_files import DICTIONARY_NAME, symbols_in
 from mlsm_plugin.core.masking.token_ids import check_distinct
 from mlsm_plugin.core.masking.word_boundaries import PieceClasses
 from mlsm_plugin.core.text.masked_reading import reading_the_rest
+from mlsm_plugin.core.text.unknown_tokens import UnknownTokens
 
 if TYPE_CHECKING:
-    from tokenizers import Tokenizer
+    from tokenizers import Encoding, Tokenizer
     from transformers import PreTrainedTokenizerBase
 
 logger = logging.getLogger(__name__)
@@ -33,6 +34,7 @@ FILES_OF_TOKENIZERS = ("tokenizer*", "vocab.*", "*.model", "bpe.codes")
 ROLES = ("cls", "bos", "sep", "eos", "pad", "mask")
 # special tokens without a role that stand for missing text, as the mask does: those of NPM, and sentinels
 GAPS = re.compile(r"<mask_[se]>|<extra_id_\d+>")
+ModelInput = dict[str, list[int]]  # ids, attention mask and, for some models, token types
 Offsets = list[tuple[int, int]]  # the places of the characters of tokens
 # roles whose token must differ from these: padding gets no attention, and a mask is never masked
 SINGLE_ROLES = {"pad": ("cls", "bos", "sep", "eos", "mask"), "mask": ("cls", "bos", "sep", "eos", "unk")}
@@ -121,6 +123,41 @@ class HuggingFaceTokenizer:
         if self._never_text.isdisjoint(ids):
             return ids
         return [self.unknown_id if number in self._never_text else number for number in ids]
+
+    def inputs_of(self, samples: Sequence[Sequence[str]], max_length: int) -> tuple[list[ModelInput], int]:
+        """The inputs of a model for texts and pairs of texts, with the tokens that the tokenizer adds.
+
+        Samples of more than ``max_length`` ids are cut at their end, the longer text of a pair first.
+
+        Returns:
+            the inputs, and how many samples were cut.
+        """
+        pairs = [tuple(sample) if len(sample) > 1 else sample[0] for sample in samples]
+        self.backend.enable_truncation(max_length)
+        try:
+            encodings = self.backend.encode_batch(pairs)
+        finally:
+            self.backend.no_truncation()
+        cut = sum(bool(encoding.overflowing) for encoding in encodings)
+        return [self._model_input(encoding) for encoding in encodings], cut
+
+    def _model_input(self, encoding: "Encoding") -> ModelInput:
+        added = encoding.special_tokens_mask
+        ids = [
+            self.unknown_id if number in self._never_text and not is_added else number
+            for number, is_added in zip(encoding.ids, added, strict=True)
+        ]
+        inputs = {"input_ids": ids, "attention_mask": [1] * len(ids)}
+        if "token_type_ids" in self._tokenizer.model_input_names:
+            inputs["token_type_ids"] = list(encoding.type_ids)
+        return inputs
+
+    def unknown_of(self, text: str) -> UnknownTokens:
+        """The unknown tokens of a text."""
+        ids, offsets = self.encoded_text(text)
+        counted = UnknownTokens()
+        counted.add(text, ids, offsets, self.unknown_id)
+        return counted
 
     def symbols_of(self, text: str) -> list[str]:
         """The tokens of a text as symbols of ``dict.txt``; unknown tokens become ``<unk>``."""

@@ -22,6 +22,7 @@ WITHOUT_FAIRSEQ = (
     "convert (dictionaries)",
     "infill (T5)",
     "evaluate encoder (Hugging Face models)",
+    "finetune (Hugging Face models)",
     "search",
 )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -264,19 +264,17 @@ TRAINING_OPTIONS = frozenset({"dropout", "attention_dropout", "activation_dropou
 TRAINING_OPTIONS |= {"load_checkpoint_heads", "min_params_to_wrap"}
 
 
-def flags_of(
-    add_args: Callable[[argparse.ArgumentParser], object], cfg: FairseqConfig, *, without: Collection[str]
-) -> list[str]:
+def flags_of(add_args: Callable[[argparse.ArgumentParser], object], cfg: FairseqConfig) -> list[str]:
     """The flags that set the options of ``add_args``, of a model's class, to the values in ``cfg``.
 
-    Options with their default are left out, and those that ``without`` names.
+    Options with their default are left out.
     """
     parser = argparse.ArgumentParser(add_help=False)
     add_args(parser)
     flags = []
     for action in parser._actions:
         value = getattr(cfg, action.dest, None)
-        if action.dest in without or value is None or value is False or value in ("", action.default):
+        if value is None or value is False or value in ("", action.default):
             continue
         flags.append(action.option_strings[0])
         if action.nargs != 0:

@@ -51,11 +51,6 @@ class TextTokenizer(ABC):
     def write_to(self, folder: Path) -> None:
         """Write ``dict.txt`` and the tokenizer's files."""
 
-    def ids_of(self, text: str) -> np.ndarray:
-        """fairseq's ids of a text, ending in ``</s>``: int64 ``(T,)``."""
-        ids = self.encode_batch([text]).ids
-        return ids if len(ids) else np.array([self.dictionary.eos()])
-
     def encode_batch(self, lines: list[str]) -> EncodedBatch:
         """Encode lines. Blank lines between two sentences become one document boundary."""
         pieces: list[int] = []

@@ -612,8 +612,8 @@ def _model_options() -> None:
     parser = argparse.ArgumentParser()
     RobertaModel.add_args(parser)
     assert vars(parser.parse_args([])).keys() >= model_parts.TRAINING_OPTIONS | {"max_positions"}
-    cfg = argparse.Namespace(encoder_layers=3, untie_weights_roberta=True, dropout=0.3)
-    flags = model_parts.flags_of(RobertaModel.add_args, cfg, without=model_parts.TRAINING_OPTIONS)
+    cfg = argparse.Namespace(encoder_layers=3, untie_weights_roberta=True)
+    flags = model_parts.flags_of(RobertaModel.add_args, cfg)
     assert flags == ["--encoder-layers", "3", "--untie-weights-roberta"]
 
 

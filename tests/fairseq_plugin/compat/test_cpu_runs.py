@@ -116,14 +116,9 @@ def test_it_is_one_line_before_data_are_loaded(tiny: TinyData, tmp_path: Path, t
 def test_commands_that_hand_flags_on_show_the_line(
     pipeline: Pipeline, tmp_path: Path, capfd: pytest.CaptureFixture[str], warm_python: Path
 ) -> None:
-    labelled = tmp_path / "train.tsv"
-    labelled.write_text("a\tOne sentence.\nb\tAnother one.\n" * 8)
-    folder = pipeline.auxiliary.parent
-    texts = ("--train", labelled, "--valid", labelled)
     for words in (
         ("auxiliary", pipeline.data_bin, "--save-dir", tmp_path / "auxiliary", "--fp16", "--cpu"),
         ("pretrain", pipeline.data_bin, "--save-dir", tmp_path / "pretrain", "--bf16", "--cpu", "--device", "cpu"),
-        ("finetune", "--checkpoint", folder, *texts, "--output", tmp_path / "tuned", "--fp16", "--cpu"),
     ):
         assert main([str(word) for word in words]) == 1
         shown = capfd.readouterr().err
