@@ -113,7 +113,7 @@ def show_what_came_out(output: Path) -> None:
     """Print the validation KL with its baseline, five filled masks and ten atoms."""
     from mlsm_plugin.evaluation.latent_kl import evaluate_latent_kl
     from mlsm_plugin.hub import from_pretrained
-    from mlsm_plugin.reports.inspection import summarize_split
+    from mlsm_plugin.reports.coded_datasets import summarize_split
 
     for name in ("fairseq", "mlsm_plugin"):
         logging.getLogger(name).setLevel(logging.WARNING)

@@ -16,6 +16,7 @@ mlsm adapt "$teacher" --student "${STUDENT:-4x256}" --vocab-size "${PIECES:-8000
     --text "$train" --valid "$valid" --output "$output" \
     --atoms "${ATOMS:-1000}" --k 16 --tokens "${TOKENS:-300000}" "$@"
 
+mlsm inspect "$output" --output "$output/report.html"
 mlsm evaluate encoder "$teacher" "$output/model" --text "$valid" --output "$output/quality.json"
 
 python - "$output/model" <<'END'

@@ -1,13 +1,16 @@
 """``mlsm inspect``: write an HTML report of what the latent properties mean."""
 
 import argparse
+from pathlib import Path
 
 from mlsm_plugin.cli.coding_options import check_positive
 from mlsm_plugin.core.files.output_files import check_output
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    text = "binarized dataset with codes, --output of `mlsm preprocess`, or --save-dir of a training run"
+    text = (
+        "binarized dataset with codes, --output of `mlsm preprocess` or `mlsm adapt`, or --save-dir of a training run"
+    )
     parser.add_argument("folder", metavar="RUN_OR_DATA_BIN", help=text)
     parser.add_argument(
         "--output", default="report.html", metavar="HTML", help="page to write; it opens without a network"
@@ -25,6 +28,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--quality", metavar="JSON", help="also show the figures that `mlsm evaluate dictionary --output` wrote"
     )
+
+
+def needs_fairseq(args: argparse.Namespace) -> bool:
+    """Not for the output of `mlsm adapt`."""
+    from mlsm_plugin.reports.adapted_texts import is_adaptation
+
+    return not is_adaptation(Path(args.folder))
 
 
 def run(args: argparse.Namespace, extra: list[str]) -> int:

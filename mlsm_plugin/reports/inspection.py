@@ -1,25 +1,15 @@
 """The codes of a dataset or run as a page: which codes these are, what their atoms mean, and the facts about them."""
 
-import shlex
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-from fairseq import utils
-from scipy.sparse import csr_matrix
 
 from mlsm_plugin.core.files.atomic_files import PathLike, read_json
 from mlsm_plugin.core.files.json_checks import JsonObject, check_json, fields, number, optional, text
-from mlsm_plugin.core.files.model_files import checkpoint_of
-from mlsm_plugin.core.files.progress import Progress
-from mlsm_plugin.core.sparse_coding.code_store import INSPECTED_CHECK, META_FILE, CodeStore
+from mlsm_plugin.core.sparse_coding.code_store import META_FILE, CodeStore
 from mlsm_plugin.core.sparse_coding.coder import load_coder
-from mlsm_plugin.core.sparse_coding.stored_codes import CODES_OVER, check_same_codes
-from mlsm_plugin.fairseq_plugin.coding.block_reader import BlockReader, BlockSettings
-from mlsm_plugin.fairseq_plugin.compat.checkpoint_states import config_in, read_state
-from mlsm_plugin.fairseq_plugin.compat.resumed_runs import newest_whole
-from mlsm_plugin.fairseq_plugin.data.token_blocks import check_codes_belong_to, check_is_coded
-from mlsm_plugin.reports.latent_report import AtomSummary, render_report, set_neighbours, summarize_atoms
+from mlsm_plugin.reports.adapted_texts import is_adaptation, summarize_adaptation
+from mlsm_plugin.reports.latent_report import AtomSummary, render_report, set_neighbours
 
 QUALITY = fields(
     {
@@ -43,7 +33,8 @@ def inspect(
 ) -> list[AtomSummary]:
     """Write an HTML page of what the latent properties mean; returns what it shows of them.
 
-    ``folder`` and ``codes`` are those of :func:`find_codes`; ``quality`` is a file of ``mlsm evaluate dictionary
+    ``folder`` is the output of ``mlsm adapt``, or with fairseq, as ``codes``, what
+    :func:`~mlsm_plugin.reports.coded_datasets.find_codes` takes; ``quality`` is a file of ``mlsm evaluate dictionary
     --output``, whose figures the page also shows. ``dictionary`` is that of the codes, from which the nearest atoms
     of each are shown; None: one beside the dataset or the codes, if it is that of the codes.
 
@@ -52,13 +43,12 @@ def inspect(
         OSError: a file is missing, or the page cannot be written.
     """
     figures = None if quality is None else _read_quality(quality)
-    data_bin, code_folder = find_codes(Path(folder), None if codes is None else Path(codes), split)
-    summaries, store = summarize_split(data_bin, split, code_folder, max_tokens=max_tokens)
-    facts = {"data": f"{data_bin.name}, {split}", "tokens": f"{store.num_tokens:,}"}
+    data, code_folder, summaries, store = _summarized(Path(folder), codes, split, max_tokens)
+    facts = {"data": f"{data.name}, {split}", "tokens": f"{store.num_tokens:,}"}
     if max_tokens < store.num_tokens:
         facts["tokens"] = f"the first {max_tokens:,} of {store.num_tokens:,}"
     facts |= _facts(store, summaries)
-    directions = _directions(store, dictionary, [Path(folder), data_bin, data_bin.parent, code_folder])
+    directions = _directions(store, dictionary, [Path(folder), data, data.parent, code_folder])
     if directions is not None:
         set_neighbours(summaries, directions)
     if figures is not None:
@@ -67,84 +57,18 @@ def inspect(
     return summaries
 
 
-def find_codes(folder: Path, chosen: Path | None = None, split: str = "train") -> tuple[Path, Path]:
-    """The binarized dataset that ``folder`` is, holds, or was trained on, and the folder of its codes.
+def _summarized(
+    folder: Path, codes: PathLike | None, split: str, max_tokens: int
+) -> tuple[Path, Path, list[AtomSummary], CodeStore]:
+    """The data in a folder, the folder of the codes, and the summaries of all atoms over them."""
+    if is_adaptation(folder):
+        if codes is not None:
+            raise ValueError(f"{folder} is the output of `mlsm adapt`, which has its codes; leave --codes out")
+        return folder, folder, *summarize_adaptation(folder, split, max_tokens=max_tokens)
+    from mlsm_plugin.reports.coded_datasets import find_codes, summarize_split
 
-    ``chosen`` is the folder of the codes; None: the dataset, that of the run, or the last stage of `mlsm pretrain`.
-    FileNotFoundError if there is no such dataset, or it is that of a run in stages without codes; ValueError if the run
-    predicts codes over another dictionary than that of ``split``.
-    """
-    for candidate in (folder, folder / "data-bin"):
-        if (candidate / "train.idx").exists() or (candidate / "valid.idx").exists():
-            return candidate, chosen or candidate
-    if not any(folder.glob("*.pt")):
-        raise FileNotFoundError(f"{folder} is neither a binarized dataset nor a run (no train.idx, no checkpoint)")
-    newest = newest_whole(folder) if (folder / "stages.json").is_file() else None  # the best may be of another stage
-    state = read_state(newest[0] if newest else checkpoint_of(folder))
-    task = config_in(state).task
-    data = Path(utils.split_paths(task.data)[0])
-    codes = Path(utils.split_paths(getattr(task, "latent_codes", None) or task.data)[0])
-    if not (data / "dict.txt").exists():
-        raise FileNotFoundError(f"{folder} was trained on {data}, which does not exist; pass the binarized dataset")
-    if chosen is None and (folder / "stages.json").is_file():
-        codes = _codes_of_last_stage(folder, data)
-    store = (chosen or codes) / f"{split}.codes"
-    if (store / META_FILE).is_file():
-        check_same_codes(
-            before=state.get("task_state") or {},
-            now={CODES_OVER: CodeStore(store).meta.get("fingerprints", {}).get("dictionary")},
-            codes=f"the codes in {store}",
-            others=f"those that {folder} predicts",
-            remedy="pass --codes with those",
-        )
-    print(f"{folder} was trained on {data}, which is read")
-    return data, chosen or codes
-
-
-def _codes_of_last_stage(folder: Path, data: Path) -> Path:
-    """The folder of the last stage that has codes; the best checkpoint may be of an earlier one."""
-    stages = sorted(folder.glob("stage-*"), key=lambda path: (len(path.name), path.name), reverse=True)
-    if coded := [stage for stage in stages if any(stage.glob(f"*.codes/{META_FILE}"))]:
-        return coded[0]
-    for stage in stages:
-        if (stage / "dictionary" / META_FILE).is_file():
-            model = str(stage / "model.pt")
-            dictionary = str(stage / "dictionary")
-            command = shlex.join(["mlsm", "encode", str(data), "--auxiliary", model, "--dictionary", dictionary])
-            raise FileNotFoundError(
-                f"{folder} has no stored codes (--latent-source online stores none); make some with "
-                f"`{command} --output DIR`, and pass --codes DIR"
-            )
-    raise FileNotFoundError(f"{folder} has no codes yet; the second stage begins with them")
-
-
-def summarize_split(
-    data_bin: Path, split: str, folder: Path, *, max_tokens: int
-) -> tuple[list[AtomSummary], CodeStore]:
-    """Summaries of all atoms over the first ``max_tokens`` tokens of a split, and its codes, those in ``folder``."""
-    codes = folder / f"{split}.codes"
-    check_is_coded(data_bin / split, codes)
-    store = CodeStore(codes)
-    check_codes_belong_to(data_bin / split, store.meta, codes)
-    blocks = check_json(store.meta, INSPECTED_CHECK, codes / META_FILE)["blocks"]
-    reader = BlockReader(data_bin, split, BlockSettings(blocks["tokens_per_sample"], blocks["sample_break_mode"]))
-    symbols = reader.dictionary.symbols
-    summaries = summarize_atoms(
-        _coded_blocks(reader, store, max_tokens), num_atoms=store.num_atoms, num_types=len(symbols), symbols=symbols
-    )
-    return summaries, store
-
-
-def _coded_blocks(reader: BlockReader, store: CodeStore, max_tokens: int) -> Iterator[tuple[np.ndarray, csr_matrix]]:
-    done = 0  # a bar does not count where TQDM_DISABLE is set
-    total = min(max_tokens, reader.num_tokens)
-    with Progress(total=total, desc="reading codes", unit="token", unit_scale=True) as progress:
-        for start, size in zip(reader.starts.tolist(), reader.sizes.tolist(), strict=True):
-            if done >= max_tokens:
-                break
-            yield reader.flat_tokens(start, start + size), store.rows(start, start + size)
-            done += size
-            progress.update(size)
+    data_bin, code_folder = find_codes(folder, None if codes is None else Path(codes), split)
+    return data_bin, code_folder, *summarize_split(data_bin, split, code_folder, max_tokens=max_tokens)
 
 
 def _directions(store: CodeStore, dictionary: PathLike | None, places: list[Path]) -> np.ndarray | None:

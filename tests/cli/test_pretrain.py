@@ -16,7 +16,7 @@ from mlsm_plugin import hub
 from mlsm_plugin.core.sparse_coding.code_store import CodeStore
 from mlsm_plugin.fairseq_plugin.compat.checkpoint_states import model_fingerprint, updates_of
 from mlsm_plugin.fairseq_plugin.compat.resumed_runs import LAST
-from mlsm_plugin.reports.inspection import find_codes
+from mlsm_plugin.reports.coded_datasets import find_codes
 from tests.attacks.killed_runs import assert_equal, state_of
 from tests.cli.test_auxiliary import output_of, updates_in
 from tests.conftest import REPOSITORY, Pipeline, failing_mlsm, mlsm

@@ -57,11 +57,12 @@ def test_the_commands_adapt_a_model_alone_and_in_ranks(folder: Path) -> None:
 
 
 def test_a_small_encoder_comes_out_of_a_published_one(folder: Path) -> None:
-    train, evaluate = bash_blocks(read("docs/small_encoder.md"))
+    train, inspect, evaluate = bash_blocks(read("docs/small_encoder.md"))
     assert train.split("--valid")[0].strip() in read("README.md")
     train = train.replace("TEACHER", "MODEL").replace("4x256", "1x64").replace("8000", "300")
     train = train.replace("valid.txt", "train.txt")
     run_in(folder, f"{train.strip()} --atoms 40 --k 4 --tokens 500 --updates 2 --batch-size 4 --cpu")
+    assert "40 atoms" in run_in(folder, inspect)
     for name in ("train.tsv", "test.tsv"):
         lines = [f"{label}\tthe {word} of a value" for label, word in (("0", "name"), ("1", "class"))] * 4
         (folder / name).write_text("\n".join(lines) + "\n", encoding="utf-8")

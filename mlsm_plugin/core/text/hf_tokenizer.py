@@ -105,6 +105,13 @@ class HuggingFaceTokenizer:
         """SHA-256 of everything that decides how a text is cut into tokens."""
         return hashlib.sha256(self.backend.to_str().encode()).hexdigest()
 
+    def tokens_by_id(self) -> list[str]:
+        """The tokens in the order of their ids; empty where an id has none."""
+        tokens = [""] * (self.largest_id + 1)
+        for token, number in self._tokenizer.get_vocab().items():
+            tokens[number] = token
+        return tokens
+
     def surrounded(self, ids: Sequence[int]) -> list[int]:
         """The ids of a text with those that the tokenizer adds."""
         return [*self.before, *ids, *self.after]

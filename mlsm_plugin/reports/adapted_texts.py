@@ -1,0 +1,89 @@
+"""The text of an adaptation with its codes, for a report; needs no fairseq."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from scipy.sparse import csr_matrix
+
+from mlsm_plugin.core.files.progress import Progress
+from mlsm_plugin.core.sparse_coding.code_store import META_FILE, CodeStore
+from mlsm_plugin.core.text.hf_tokenizer import HuggingFaceTokenizer
+from mlsm_plugin.huggingface.adaptation import AUXILIARY, MODEL, PLACES, RECORD, TEXT_PARTS
+from mlsm_plugin.huggingface.aligned_sequences import AlignedSequences
+from mlsm_plugin.huggingface.pretraining_sequences import PretrainingSequences
+from mlsm_plugin.huggingface.token_sequences import TokenSequences
+from mlsm_plugin.reports.latent_report import AtomSummary, summarize_atoms
+
+SEQUENCES_AT_ONCE = 100
+Block = tuple[np.ndarray, csr_matrix]
+
+
+def is_adaptation(folder: Path) -> bool:
+    """Whether a folder is the output of ``mlsm adapt``."""
+    return (folder / RECORD).is_file() and (folder / "tokens").is_dir()
+
+
+def summarize_adaptation(folder: Path, split: str, *, max_tokens: int) -> tuple[list[AtomSummary], CodeStore]:
+    """Summaries of all atoms over the first ``max_tokens`` tokens of a part of the text, and its codes.
+
+    The tokens are those of the trained model, also where the codes are of a teacher with another vocabulary.
+    ValueError if there is no such part, or the adaptation made no codes or is not finished.
+    """
+    if split not in TEXT_PARTS:
+        raise ValueError(f"--split is one of {', '.join(TEXT_PARTS)} for {folder}, got {split}")
+    codes = folder / f"{split}.codes"
+    if not (codes / META_FILE).is_file():
+        raise ValueError(f"{folder} has no codes ({codes.name}); only objectives with mlsm make them")
+    if not (folder / MODEL).is_dir():
+        raise ValueError(f"{folder} is not finished; run the same `mlsm adapt` again")
+    tokenizer = HuggingFaceTokenizer(folder / MODEL)
+    dataset = _dataset(folder, split, codes)
+    symbols = tokenizer.tokens_by_id()
+    summaries = summarize_atoms(
+        _coded_blocks(dataset, max_tokens), num_atoms=dataset.num_atoms, num_types=len(symbols), symbols=symbols
+    )
+    return summaries, CodeStore(codes)
+
+
+def _dataset(folder: Path, split: str, codes: Path) -> PretrainingSequences:
+    """The sequences of a part of the text, with their codes; held-out sequences may be at the end of the text."""
+    name = "valid" if split == "valid" and (folder / "valid").is_dir() else "tokens"
+    text = TokenSequences(folder / name)
+    aligned = None
+    coded = text
+    if (folder / f"{name}.{PLACES}").is_dir():
+        coded = TokenSequences(folder / f"{name}.{AUXILIARY}")
+        aligned = AlignedSequences(coded, TokenSequences(folder / f"{name}.{PLACES}"))
+    number = int(np.searchsorted(coded.starts, len(CodeStore(codes))))  # of sequences, if the part is the first
+    first = 0
+    last = number
+    if split == "valid" and name == "tokens":
+        first = int(np.searchsorted(coded.starts, coded.num_tokens - len(CodeStore(codes))))
+        last = len(text)
+    return PretrainingSequences(
+        text.part(first, last), codes, aligned=None if aligned is None else aligned.part(first, last)
+    )
+
+
+def _coded_blocks(dataset: PretrainingSequences, max_tokens: int) -> Iterator[Block]:
+    """Ids ``(n,)`` and codes ``(n, num_atoms)`` of some sequences at once."""
+    store = dataset.codes
+    assert store is not None
+    done = 0
+    with Progress(total=min(max_tokens, dataset.sequences.num_tokens), desc="reading codes", unit="token") as progress:
+        for first in range(0, len(dataset), SEQUENCES_AT_ONCE):
+            if done >= max_tokens:
+                break
+            samples = [dataset[index] for index in range(first, min(first + SEQUENCES_AT_ONCE, len(dataset)))]
+            ids = np.concatenate([sample.input_ids for sample in samples])
+            positions = np.concatenate([sample.positions for sample in samples])
+            atoms, weights = store.lookup(np.maximum(positions, 0))
+            used = (weights > 0) & (positions >= 0)[:, None]
+            rows = np.nonzero(used)[0]
+            codes = csr_matrix(
+                (weights[used].astype(np.float32), (rows, atoms[used])), shape=(len(ids), store.num_atoms)
+            )
+            yield ids, codes
+            done += len(ids)
+            progress.update(len(ids))
