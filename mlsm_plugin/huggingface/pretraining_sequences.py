@@ -106,12 +106,12 @@ class Samples(Dataset):
     def __deepcopy__(self, memo: dict[int, object]) -> "Samples":
         """The same sequences with an epoch of their own, and in no training."""
         copied = copy.copy(self)
-        copied._training = None
         copied.separate_epoch()
         return copied
 
     def separate_epoch(self) -> None:
-        """Share the epoch with no other dataset any more."""
+        """Share the epoch with no other dataset any more, and belong to no training."""
+        self._training = None
         self._epoch = self._epoch.clone().share_memory_()
 
 

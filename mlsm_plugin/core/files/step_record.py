@@ -126,7 +126,11 @@ class StepRecord:
         start = time.perf_counter()
         if self.process.rank == 0:
             print(f"\n{step.name}:", flush=True)
-        result = step.run()
+        try:
+            result = step.run()
+        except ValueError:
+            self._forget(step)
+            raise
         seconds = time.perf_counter() - start
         if self.process.rank == 0:
             steps = self._recorded()
@@ -136,6 +140,17 @@ class StepRecord:
                 entry["figures"] = result
             write_json(self.path, {**steps, step.name: entry})
         self.rows.append(self._row(step, "done", seconds))
+
+    def _forget(self, step: Step) -> None:
+        """Remove a step that failed and made nothing; the record, too, if it is the only one."""
+        if self.process.rank > 0 or any(output.exists() for output in step.outputs):
+            return
+        steps = self._recorded()
+        steps.pop(step.name, None)
+        if steps:
+            write_json(self.path, steps)
+        else:
+            self.path.unlink(missing_ok=True)
 
     def _row(self, step: Step, state: str, seconds: float) -> tuple[str, str, float, int, Path]:
         path = step.outputs[0] if step.outputs else self.path

@@ -286,3 +286,17 @@ def test_all_processes_run_a_step_of_all_and_the_first_writes(tmp_path):
     assert (tmp_path / "result.old").read_text() == "of another plan"
     StepRecord(path, SECOND).run(step_of(SECOND))
     assert ran == [0, 1]
+
+
+def test_a_step_that_fails_and_makes_nothing_leaves_nothing(tmp_path):
+    def fail():
+        raise ValueError("it cannot be")
+
+    record = StepRecord(tmp_path / "steps.json")
+    with pytest.raises(ValueError, match="it cannot be"):
+        record.run(Step("first", fail, {}, [], [tmp_path / "result"]))
+    assert not list(tmp_path.iterdir())
+    record.run(Step("first", lambda: (tmp_path / "result").touch(), {}, [], [tmp_path / "result"]))
+    with pytest.raises(ValueError, match="it cannot be"):
+        record.run(Step("second", fail, {}, [], [tmp_path / "other"]))
+    assert list(read_json(record.path)) == ["first"]
