@@ -25,7 +25,7 @@ COMMANDS = {
     "encode": "sparse-code the auxiliary model's hidden states into a code store",
     "preprocess": "turn raw text into everything that MLSM training reads: tokenizer to encode in one command",
     "pretrain": "pre-train MLSM in stages with the codes of the model itself, without an auxiliary model",
-    "adapt": "continue the pre-training of a Hugging Face model on a text, in one command; needs no fairseq",
+    "adapt": "continue the pre-training of a Hugging Face model, or train a small one from it; needs no fairseq",
     "babylm": "take part in the BabyLM challenge: train, check and push within the limits of a track",
     "inspect": "write an HTML report of what the latent properties mean",
     "convert": "bring in a model or a dictionary of another program, export one, or average checkpoints",
@@ -46,7 +46,28 @@ MAY_DO_WITHOUT_FAIRSEQ = {
     "evaluate",
     "finetune",
     "infill",
+    "inspect",
     "search",
+}
+EXAMPLES = {  # of the command line of each
+    "tokenizer": "mlsm tokenizer --input train.txt --vocab-size 8000 --output tok",
+    "binarize": "mlsm binarize --tokenizer tok --train train.txt --valid valid.txt --output data-bin",
+    "auxiliary": "mlsm auxiliary data-bin --save-dir aux --max-update 10000",
+    "dictionary": "mlsm dictionary data-bin --auxiliary aux/checkpoint_best.pt --layer 4 --output dict",
+    "encode": "mlsm encode data-bin --auxiliary aux/checkpoint_best.pt --dictionary dict",
+    "preprocess": "mlsm preprocess --train train.txt --valid valid.txt --output run --vocab-size 8000",
+    "pretrain": "mlsm pretrain data-bin --save-dir model --max-update 10000",
+    "adapt": "mlsm adapt MODEL --text train.txt --output adapted",
+    "babylm": "mlsm babylm train train_10M --track strict-small --output run",
+    "inspect": "mlsm inspect run --output report.html",
+    "convert": "mlsm convert model exported --text valid.txt",
+    "finetune": "mlsm finetune --model MODEL --train train.tsv --valid valid.tsv --output classifier",
+    "evaluate": "mlsm evaluate encoder MODEL adapted/model --text held_out.txt",
+    "search": "mlsm search index docs.txt --model MODEL --dictionary dict --output index",
+    "npm": "mlsm npm datastore data-bin --checkpoint model --output datastore",
+    "infill": "mlsm infill 'The <extra_id_0> of the array.' --checkpoint model",
+    "plot": "mlsm plot model --output curves.png",
+    "doctor": "mlsm doctor",
 }
 
 
@@ -68,6 +89,7 @@ def build_parser(command: str | None) -> argparse.ArgumentParser:
                 needs_fairseq=getattr(module, "needs_fairseq", lambda args: True),
             )
             module.add_arguments(subparser)
+        subparser.epilog = f"{subparser.epilog or ''} Example: {EXAMPLES[name]}".strip()
     return parser
 
 

@@ -540,7 +540,11 @@ class _Chain:
     def write_text(self) -> None:
         """Tokenize the text."""
         warn_of_shared_files(self.texts_to_train, self.settings.valid_texts)
-        _ = self.texts
+        train, valid = self.texts
+        updates = self.training.updates
+        if self.settings.epochs is not None:
+            updates = self.training.updates_of_epochs(self.settings.epochs, len(train), self.process.world_size)
+        print(f"{len(train):,} sequences to train on in {updates:,} updates, {len(valid):,} to evaluate on")
 
     def write_vectors(self) -> None:
         """Write the vectors of the teacher."""

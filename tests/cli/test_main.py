@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 
 from mlsm_plugin.cli import command_line
 from mlsm_plugin.cli.actions import actions_of
-from mlsm_plugin.cli.main import main
+from mlsm_plugin.cli.main import COMMANDS, EXAMPLES, build_parser, main
 from mlsm_plugin.version import __version__
 
 MLSM = Path(sys.executable).with_name("mlsm")
@@ -98,3 +99,13 @@ def test_only_the_command_itself_registers_later(
     monkeypatch.setattr(sys, "argv", words)
     monkeypatch.setattr(sys, "orig_argv", started_as)
     assert command_line.is_mlsm() is expected
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_help_of_a_command_ends_in_an_example_that_is_valid(command: str) -> None:
+    program, *words = shlex.split(EXAMPLES[command])
+    assert (program, words[0]) == ("mlsm", command)
+    parser = build_parser(command)
+    assert parser.parse_args(words).command == command
+    actions = next(action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+    assert actions.choices[command].epilog.endswith(f"Example: {EXAMPLES[command]}")
