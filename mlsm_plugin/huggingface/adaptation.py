@@ -97,6 +97,7 @@ OBJECTIVES_OF_OPTIONS = {
 HELD_OUT = 0.02  # share of the sequences, at their end, if there is no text to evaluate on
 MOST_HELD_OUT = 2000
 LENGTH_OF_STUDENT = 128
+MOST_PASSES = 5  # over the text, to learn a dictionary
 COMPARED_LINES = 200  # of the text, whose ids are compared when the model is written
 TEXT_PARTS = ("train", "valid")
 MODEL = "model"  # the folder of the adapted model in the output
@@ -562,13 +563,15 @@ class _Chain:
                 )
 
     def learn(self) -> None:
-        """Learn the dictionary from the text to train on."""
+        """Learn the dictionary from the text to train on; from a short one, from fewer hidden states than asked for."""
         assert self.learning is not None
+        text = self.coded_texts[0]
+        enough = max(MOST_PASSES * text.num_tokens, self.learning.atoms)
         learn_from_sequences(
-            self.coded_texts[0],
+            text,
             self.settings.coded_model,
             output=self.output / DICTIONARY,
-            settings=self.learning,
+            settings=replace(self.learning, tokens=min(self.learning.tokens, enough)),
             encoder=self.encoder,
         )
 

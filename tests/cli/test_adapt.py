@@ -27,6 +27,7 @@ from mlsm_plugin.core.text.hf_tokenizer import HuggingFaceTokenizer
 from mlsm_plugin.core.text.masked_reading import masked_lines
 from mlsm_plugin.huggingface import LatentSemanticModel, adaptation
 from mlsm_plugin.huggingface.sentence_modules import modules_of, write_modules
+from mlsm_plugin.huggingface.token_sequences import TokenSequences
 from tests.cli.coding_runs import start_mlsm
 from tests.conftest import failing_mlsm, made_once, mlsm
 from tests.tensorboard_files import scalars
@@ -384,6 +385,13 @@ def test_another_learning_rate_trains_again_on_the_same_codes(start: Path, tmp_p
     assert {path: path.stat().st_mtime_ns for path in (output / "train.codes").iterdir()} == codes
     assert (output / "model.old" / "model.safetensors").read_bytes() == first
     assert (output / "model" / "model.safetensors").read_bytes() != first
+
+
+def test_a_dictionary_is_learned_from_five_passes_at_most(start: Path, tmp_path: Path) -> None:
+    mlsm(*words(start, tmp_path / "out", "--updates", 1, "--tokens", 10**6))
+    text = TokenSequences(tmp_path / "out" / "tokens")
+    learned_from = read_json(tmp_path / "out" / "dictionary" / "meta.json")["tokens"]
+    assert 4 * text.num_tokens < learned_from <= 5 * text.num_tokens
 
 
 def test_what_only_decides_speed_changes_nothing(start: Path, tmp_path: Path, capsys: Capture) -> None:
