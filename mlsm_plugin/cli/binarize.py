@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-length", type=int, metavar="N", help=text)
     add_workers(parser)
     add_settings(parser, KnownText)
-    parser.add_argument("--overwrite", action="store_true", help="replace other sequences that are already there")
+    parser.add_argument("--overwrite", action="store_true", help="replace existing sequences that differ")
 
 
 def needs_fairseq(args: argparse.Namespace) -> bool:

@@ -85,8 +85,8 @@ def add_run(parser: Parser) -> None:
     parser.add_argument(
         "data_bin",
         metavar="DATA_BIN",
-        help="binarized dataset that `mlsm binarize` wrote, or several with one vocabulary joined by colons, which "
-        "epochs use in turn; the first one also has the validation split",
+        help="binarized dataset that `mlsm binarize` wrote, or several with one vocabulary, joined by colons; the "
+        "epochs alternate between them, and the first also has the validation split",
     )
     parser.add_argument(
         "--save-dir", type=output_folder, required=True, metavar="DIR", help="folder for the checkpoints"

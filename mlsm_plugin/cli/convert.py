@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     models.add_argument("--npm", choices=("phrase", "single"), help=text)
     dictionaries = parser.add_argument_group("options of dictionaries")
     add_settings(dictionaries, CoderImport)
-    parser.add_argument("--overwrite", action="store_true", help="replace what is already there")
+    parser.add_argument("--overwrite", action="store_true", help="replace existing output")
 
 
 def needs_fairseq(args: argparse.Namespace) -> bool:

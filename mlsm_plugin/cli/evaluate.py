@@ -47,7 +47,11 @@ def add_dictionary_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("dictionary", metavar="DICT_DIR", help="folder of the dictionary or sparse autoencoder")
     add_data(parser, "binarized dataset")
     add_auxiliary(parser)
-    parser.add_argument("--split", default="valid", help="split to evaluate on; it should not be the one learned from")
+    parser.add_argument(
+        "--split",
+        default="valid",
+        help="split to evaluate on; it should not be the one that the dictionary was learned from",
+    )
     parser.add_argument("--output", metavar="JSON", help="file for the same figures as JSON")
     add_settings(parser, EvaluationSettings, defaults=ITS_LAYER)
     add_coder_flags(parser)

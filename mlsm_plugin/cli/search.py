@@ -51,8 +51,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     query.epilog = EXAMPLE_OF_QUERY
     query.add_argument("index", metavar="INDEX", help="folder that `mlsm search index` wrote")
     query.add_argument("text", nargs="?", help="what to search for; without it, --input")
-    query.add_argument("--input", metavar="FILE", help="file with a query in each line")
-    query.add_argument("--count", type=int, default=10, help="results of each query")
+    query.add_argument("--input", metavar="FILE", help="file with one query per line")
+    query.add_argument("--count", type=int, default=10, help="results per query")
     modes = "rank by codes, by words, or by both (default: both)"
     query.add_argument("--by", choices=("both", "codes", "words"), default="both", help=modes)
     add_model_and_dictionary(query, required=False)

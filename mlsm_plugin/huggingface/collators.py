@@ -53,10 +53,10 @@ class Masking(MaskReplacement):
         None,
         above=0,
         most=1,
-        help="share at the end of the training, to which --mask-prob changes linearly; also that of evaluations",
+        help="share at the end of training, to which --mask-prob changes linearly; evaluations use it, too",
     )
     whole_words: bool = option(
-        False, help="mask all pieces of a word, or none; the pieces of a very long word are words of their own"
+        False, help="mask all pieces of a word, or none; each piece of a very long word counts as a word"
     )
     seed: int = seed("of the masks")
 
