@@ -109,8 +109,8 @@ def add_keep_at(parser: Parser) -> None:
     """Add the option for the checkpoints of the auxiliary model that are kept."""
     text = (
         "percentages of the updates after which a checkpoint is kept; a partially trained model can be useful, too "
-        "(default: 10 25 50 100; the one after the last update is always kept). A run that ends earlier, by --patience "
-        "or --max-epoch, has only those that it reached, and checkpoint_best.pt and checkpoint_last.pt"
+        "(default: 10 25 50 100; the one after the last update is always kept). A run that ends earlier, by "
+        "--patience or --max-epoch, keeps only those that it reached, and checkpoint_best.pt and checkpoint_last.pt"
     )
     parser.add_argument("--keep-at", nargs="+", type=int, metavar="PERCENT", help=text)
 

@@ -218,13 +218,13 @@ class LatentSemanticCollator(MaskedLmCollator):
             raise ValueError("these sequences have no codes; pass the folder of their codes to PretrainingSequences")
         if any(sequence.codes is not codes for sequence in sequences):
             raise ValueError(
-                "a batch mixes sequences of several datasets, each with codes of its own; put all sequences into one "
+                "a batch mixes sequences of several datasets, each with its own codes; put all sequences into one "
                 "dataset, and code that"
             )
         if self.masking.largest_share > codes.coverage:
             raise ValueError(
-                f"mask_prob {self.masking.largest_share} is more than the share {codes.coverage} of the positions that "
-                "has codes; encode with a larger --coverage, or use a smaller mask_prob"
+                f"mask_prob {self.masking.largest_share} is more than the share {codes.coverage} of the positions "
+                "that have codes; encode with a larger --coverage, or use a smaller mask_prob"
             )
         if self.masking.whole_words and codes.coverage < 1:
             raise ValueError("whole_words needs codes of all positions; encode without --coverage")

@@ -56,7 +56,9 @@ def test_the_words_of_an_auxiliary_model_count_once_and_its_exposures_all(tmp_pa
 
 def test_more_text_than_the_track_allows_is_refused(tmp_path: Path) -> None:
     assert opened(tmp_path, 60, 40).words == 100
-    with pytest.raises(ValueError, match="the text has 101 words, those of an auxiliary model included, and the track"):
+    with pytest.raises(
+        ValueError, match="the text has 101 words, including those of an auxiliary model, but the track"
+    ):
         opened(tmp_path, 60, 41)
 
 

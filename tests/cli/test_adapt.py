@@ -465,7 +465,7 @@ def test_another_number_of_processes_is_refused(
         (("--updates", 0), "--updates must be positive"),
         (("--learning-rate", 0), "--learning-rate must be positive"),
         (("--text", "no-such-file"), "no-such-file"),
-        (("--lambda", 0.1), "--lambda does not go with coder topk"),
+        (("--lambda", 0.1), "--lambda cannot be used with coder topk"),
         (("--k", 21), "k"),
     ],
 )

@@ -122,7 +122,7 @@ def test_what_exists_stays_and_ids_that_repeat_are_refused(coder: DictionaryCode
         export_index(tmp_path, tmp_path / "other.jsonl", "qdrant")
     (tmp_path / "docs.jsonl").write_text('{"id": "a", "text": "name"}\n{"id": "a", "text": ""}\n')
     build_index([tmp_path / "docs.jsonl"], coder, tmp_path / "index")
-    with pytest.raises(ValueError, match="1 documents have the id of another one, which lucene would replace"):
+    with pytest.raises(ValueError, match="1 documents have the id of another, which lucene would replace"):
         export_index(tmp_path / "index", tmp_path / "other.jsonl", "lucene")
     assert not (tmp_path / "other.jsonl").exists()
     assert export_index(tmp_path / "index", tmp_path / "other.jsonl", "qdrant") == 2

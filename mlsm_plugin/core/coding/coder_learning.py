@@ -98,7 +98,7 @@ class LearningSettings(ModelRun):
         for name in (LASSO_DEFAULTS | SAE_DEFAULTS).keys() - defaults.keys():
             if getattr(self, name) is not None:
                 owner = " or ".join(coder for coder in CODERS if (coder == LASSO) != (self.coder == LASSO))
-                raise ValueError(f"{name} does not go with coder {self.coder}; leave it out, or choose {owner}")
+                raise ValueError(f"{name} cannot be used with coder {self.coder}; leave it out, or choose {owner}")
         for name, default in defaults.items():
             if getattr(self, name) is None:
                 object.__setattr__(self, name, default)
@@ -179,7 +179,7 @@ def learn_into(
         if settings.coder == LASSO and not overwrite and stopped.is_file():
             raise ValueError(
                 f"{stopped} belongs to a stopped training of a sparse autoencoder. Pass --overwrite to `mlsm "
-                "dictionary` or delete the file to give it up, or choose another --output"
+                "dictionary` or delete the file to discard it, or choose another --output"
             )
         encoder = open_model()
         stream = HiddenStateStream(

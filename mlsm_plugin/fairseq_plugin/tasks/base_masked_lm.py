@@ -236,7 +236,7 @@ class BaseMaskedLMTask(PluginTask, MaskedLMTask):
         if not self._mask_updates > 0:
             raise ValueError("--mask-prob-end needs the number of updates: pass --max-update, or --mask-updates")
         if self.cfg.mask_multiple_length > 1 or self.cfg.skip_masking:
-            raise ValueError("--mask-prob-end does not go with --mask-multiple-length or --skip-masking")
+            raise ValueError("--mask-prob-end cannot be combined with --mask-multiple-length or --skip-masking")
 
     @property
     def _mask_updates(self) -> int:

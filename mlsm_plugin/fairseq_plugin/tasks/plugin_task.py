@@ -237,7 +237,7 @@ class PluginTask(ABC):
         if self.compiles and not self._compiled:
             if torch.is_autocast_enabled("cpu") and not is_one_graph(model):
                 raise ValueError(
-                    "--compile on: of this model the compiler makes wrong gradients in bfloat16 on a CPU; pass "
+                    "--compile on: for this model, the compiler makes wrong gradients in bfloat16 on a CPU; pass "
                     "--autocast off or --compile off"
                 )
             self._compiled = compile_parts(model, one_length=str(self.cfg.sample_break_mode) == "none")
