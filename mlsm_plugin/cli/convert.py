@@ -133,7 +133,7 @@ def _import_model(args: argparse.Namespace) -> None:
     _print_comparison(args.output, proof)
     if args.npm:
         words = ["mlsm", "npm", "datastore", "DATA_BIN", "--checkpoint", args.output, "--output", "STORE"]
-        print_next("Retrieve from a dataset of its tokenizer with a datastore", shlex.join(words))
+        print_next("Build a datastore from a dataset made with its tokenizer", shlex.join(words))
     words = ["fairseq-train", "DATA_BIN", "--user-dir", args.user_dir or PACKAGE_DIR, *proof.flags]
     words += ["--finetune-from-model", f"{args.output}/{CHECKPOINT}"]
     print_next(

@@ -86,8 +86,8 @@ def contradictions(measures: "dict[str, dict[str, Measure]]") -> list[str]:
         _, highest_gain = measures[name]["nDCG@10"].difference(measures[first]["nDCG@10"])
         if highest_bits < 0 and highest_gain < 0:
             lines.append(
-                f"{name} predicts masked words better than {first}, but its sentence vectors find fewer passages: "
-                "for retrieval and similarity it got worse"
+                f"{name} predicts masked words better than {first}, but its sentence vectors find fewer passages: it "
+                "got worse at retrieval and similarity"
             )
     return lines
 

@@ -72,5 +72,5 @@ def test_a_damaged_or_missing_ledger_is_one_line(tmp_path: Path) -> None:
         auxiliary_of(tmp_path)
     path = tmp_path / "ledger.json"
     path.write_text(path.read_text(encoding="utf-8").replace('"epochs": 3', '"epochs": "many"'), encoding="utf-8")
-    with pytest.raises(ValueError, match=r"ledger.json is not what it should be: epochs: 'many' is not a whole number"):
+    with pytest.raises(ValueError, match=r"ledger.json is not valid: epochs: 'many' is not a whole number"):
         Ledger.read(tmp_path)

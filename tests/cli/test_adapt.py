@@ -267,7 +267,7 @@ def test_several_gpus_need_several_processes(
     with monkeypatch.context() as patch:
         patch.setattr(TrainingArguments, "n_gpu", 2)
         line = failing_mlsm(capsys, *words(start, tmp_path / "out", objective="mlm"))
-    assert "this process sees 2 GPUs; start one for each with torchrun --nproc-per-node 2, or show it one" in line
+    assert "this process sees 2 GPUs; start one for each with torchrun --nproc-per-node 2, or make only one" in line
     assert not (tmp_path / "out" / "steps.json").exists()
 
 

@@ -62,7 +62,7 @@ def average_checkpoints(paths: Sequence[PathLike], output: PathLike) -> list[int
         check_configuration(content, file)
         _check_same_model(files[-1], contents[-1], file, content)
     if names := _differing(Path(output), files[-1]):
-        raise ValueError(f"beside {output} lies the {names[0]} of another vocabulary; choose another folder")
+        raise ValueError(f"the {names[0]} beside {output} has another vocabulary; choose another folder")
     recorded = contents[-1].get("task_state") or {}
     remedy = "choose another folder for the mean"
     check_vocabulary_record(recorded, Path(output).parent, str(files[-1]), remedy, only=TOKENIZER)
