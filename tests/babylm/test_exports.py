@@ -70,7 +70,7 @@ def test_a_lost_ledger_is_said_and_not_called_complete(tiny: TinyData, tmp_path:
     ledger.checkpoints.clear()
     early = _finished(ledger, tmp_path / "run", None)
     assert early is not None
-    assert early.startswith("the run has no chck_1K, chck_2K, which an earlier ledger.json had; bring both back")
+    assert early.startswith("the run has no chck_1K, chck_2K, which an earlier ledger.json had; restore both")
     lost = "is missing; restore it from a copy, or train in another --output"
     assert [problem for problem in problems_of(tmp_path / "run") if "missing" in problem] == [
         f"chck_1K {lost}",

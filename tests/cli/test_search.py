@@ -49,7 +49,7 @@ def test_index_and_query(tiny: TinyData, tmp_path: Path, capsys: Capture) -> Non
 
 
 def test_what_is_refused(tmp_path: Path, capsys: Capture) -> None:
-    assert "is no index" in failing_mlsm(capsys, "search", "query", tmp_path, "name")
+    assert "is not an index" in failing_mlsm(capsys, "search", "query", tmp_path, "name")
     assert "either a text or --input" in failing_mlsm(capsys, "search", "query", tmp_path)
 
 

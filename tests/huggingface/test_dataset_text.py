@@ -49,7 +49,7 @@ def test_a_split_of_a_folder_is_read(tmp_path: Path) -> None:
     [
         ([{"body": "x"}], "row 1 has no column text, only body; name one with --column"),
         ([{"text": "x"}, {"text": None}], "row 2 has NoneType instead of text in the column text"),
-        ([{"text": 3}], "row 1 has int and no text"),
+        ([{"text": 3}], "row 1 has int instead of text"),
         ([{"text": "a\0b"}], "row 1 has a NUL character"),
         ([{"text": " "}], "no row has text in the column text"),
         ([], "no row has text"),

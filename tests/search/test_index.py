@@ -111,7 +111,7 @@ def test_other_files_another_model_and_no_index_are_one_line(
     other = DictionaryCodes(*make_encoder(text, tmp_path / "other"))
     with pytest.raises(ValueError, match="another model or dictionary"):
         SearchIndex(tmp_path / "index", other)
-    with pytest.raises(ValueError, match="is no index"):
+    with pytest.raises(ValueError, match="is not an index"):
         SearchIndex(tmp_path)
     by_words = SearchIndex(tmp_path / "index")
     assert by_words.search(by_words.documents[0].text, mode="words")

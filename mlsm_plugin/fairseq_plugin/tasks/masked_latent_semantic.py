@@ -194,7 +194,7 @@ class MaskedLatentSemanticTask(BaseMaskedLMTask):
                     "validation: --valid-mask-prob)"
                 )
             logger.info(
-                "%s covers %g of the positions (seed %d): masks are only drawn among those, each with probability "
+                "%s covers %g of the positions (seed %d): masks are drawn among those only, each with probability "
                 "%.4g, so a share of %g of the content tokens is masked, as with full coverage",
                 directory,
                 part.coverage,
