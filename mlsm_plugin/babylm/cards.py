@@ -26,7 +26,7 @@ tags: [babylm, {track}]
 
 # {title}
 
-A {model} for masked language modelling, trained from nothing for the track {track} of the BabyLM challenge with
+A {model} for masked language modelling, trained from scratch for the track {track} of the BabyLM challenge with
 {objective}. This revision, `{name}`, has seen {words:,} words in {updates:,} updates.
 
 ```python

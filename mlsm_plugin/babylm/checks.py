@@ -37,9 +37,9 @@ def _names(ledger: Ledger) -> list[str]:
 
 def _of_the_ledger(ledger: Ledger) -> Iterator[str]:
     if ledger.words > ledger.words_allowed:
-        yield f"all text has {ledger.words:,} words, and the track allows {ledger.words_allowed:,}"
+        yield f"all text has {ledger.words:,} words, but the track allows {ledger.words_allowed:,}"
     if ledger.exposures > ledger.exposures_allowed:
-        yield f"{ledger.exposures:,} words were seen, and the track allows {ledger.exposures_allowed:,}"
+        yield f"{ledger.exposures:,} words were seen, but the track allows {ledger.exposures_allowed:,}"
     if ledger.seen != ledger.planned:
         yield f"the run has seen {ledger.seen:,} of {ledger.planned:,} words; run `mlsm babylm train` again"
     limits = TRACKS.get(ledger.track)  # None: only the ledger knows those of a custom track
@@ -53,7 +53,7 @@ def _of_the_ledger(ledger: Ledger) -> Iterator[str]:
         yield f"{LEDGER} does not name the checkpoints that the track asks for: {', '.join(lacking)}"
     counts = [ledger.checkpoints[name]["words"] for name in _names(ledger) if name in ledger.checkpoints]
     if counts != sorted(counts):
-        yield f"the checkpoints have seen {counts} words, which do not ascend"
+        yield f"the checkpoints have seen {counts} words, which are not in ascending order"
 
 
 def _of_the_texts(run: Path, ledger: Ledger) -> Iterator[str]:
@@ -68,7 +68,7 @@ def _of_a_folder(run: Path, name: str, ledger: Ledger) -> Iterator[str]:
     folder = run / CHECKPOINTS / name
     entry = ledger.checkpoints.get(name)
     again = "run `mlsm babylm train` again"
-    lost = again if name == MAIN else "bring it back from a copy, or train in another --output"
+    lost = again if name == MAIN else "restore it from a copy, or train in another --output"
     if entry is None or not folder.is_dir():
         is_over = ledger.seen == ledger.planned and name != MAIN
         yield f"{name} is missing; {again if entry is None and not is_over else lost}"
@@ -101,11 +101,11 @@ def _of_the_model(folder: Path, name: str, trained: dict[str, Any]) -> Iterator[
         return
     read = tokenizer(trained["text"], return_offsets_mapping=True)
     if read["input_ids"] != trained["ids"] or len(read["offset_mapping"]) != len(trained["ids"]):
-        yield f"the tokenizer of {name} gives other ids or offsets than that of the training"
+        yield f"the tokenizer of {name} gives other ids or offsets than the one used in training"
         return
     with_mask = trained.get("with_mask")
     if with_mask is not None and tokenizer(with_mask["text"])["input_ids"] != with_mask["ids"]:
-        yield f"the tokenizer of {name} gives other ids beside a mask than that of the training; export it again"
+        yield f"the tokenizer of {name} gives other ids beside a mask than the one used in training; export it again"
         return
     ids = torch.tensor(trained["ids"][: trained["length"]])
     ids[trained["masked"]] = tokenizer.mask_token_id

@@ -65,9 +65,9 @@ def words_from(text: str) -> int:
 class BabylmSettings:
     """What is trained, and within which limits. ValueError if a value is out of range, or does not fit the track."""
 
-    track: str = option("strict-small", choices=(*TRACKS, CUSTOM), help="the track, whose limits hold")
+    track: str = option("strict-small", choices=(*TRACKS, CUSTOM), help="the track whose limits apply")
     words: str | None = option(
-        None, metavar="N", help="largest number of words of all text, e.g. 7.7M; only with --track custom"
+        None, metavar="N", help="largest number of words in all text, e.g. 7.7M; only with --track custom"
     )
     epochs: int | None = option(
         None,
@@ -75,7 +75,7 @@ class BabylmSettings:
         most=1000,
         help=f"how often the text is seen (default: as often as the track allows, at most {MOST_EPOCHS})",
     )
-    objective: str = option("mlm", choices=BABYLM_OBJECTIVES, help="what is learned")
+    objective: str = option("mlm", choices=BABYLM_OBJECTIVES, help="the training objective")
     auxiliary: str | None = option(
         None,
         metavar="RUN",

@@ -153,7 +153,7 @@ def open_ledger(files: Sequence[Path], settings: BabylmSettings, auxiliary: Ledg
     all_words = sum(text["words"] for text in texts)
     if all_words > track.words:
         raise ValueError(
-            f"the text has {all_words:,} words, those of an auxiliary model included, and the track {settings.track} "
+            f"the text has {all_words:,} words, including those of an auxiliary model, but the track {settings.track} "
             f"allows {track.words:,}; leave some out"
         )
     possible = min(track.epochs, (track.exposures - charged) // words)
@@ -321,8 +321,8 @@ def _finished(ledger: Ledger, output: Path, early: str | None) -> str | None:
     lost = [name for name in ledger.names if name not in ledger.checkpoints]
     if early is None and lost:
         early = (
-            f"the run has no {', '.join(lost)}, which an earlier {LEDGER} had; bring both back from a copy, or train "
-            "in another --output"
+            f"the run has no {', '.join(lost)}, which an earlier {LEDGER} had; restore both from a copy, or train in "
+            "another --output"
         )
     return early
 

@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = "docs/babylm.md describes all steps, with the commands of the evaluation pipeline."
     add = actions_of(parser)
     add_train_options(
-        add("train", "train within the limits of a track, and keep models at numbers of words", run_train)
+        add("train", "train within the limits of a track, and save models at given numbers of words", run_train)
     )
     check = add("check", "check names, counts, limits and cards, and that transformers reads each model", run_check)
     push = add("push", "push the models to the branches of a repository of the Hugging Face hub", run_push)
@@ -45,7 +45,7 @@ def add_train_options(parser: argparse.ArgumentParser) -> None:
         "Every other flag is handed to fairseq-train, as in `mlsm auxiliary`: --batch-size, --lr, --cpu, ... Run the "
         "same command again to resume a stopped run; under torchrun, all processes train."
     )
-    text = "folder with the text: all its *.train.txt or *.train, or else its *.txt, perhaps compressed"
+    text = "folder with the text: all its *.train.txt or *.train, or else its *.txt; they may be compressed"
     parser.add_argument("text_dir", metavar="TEXT_DIR", help=text)
     add_output(parser, "folder of the run: dataset, model, ledger, and the exported checkpoints")
     add_settings(parser, BabylmSettings)
@@ -91,7 +91,7 @@ def run_check(args: argparse.Namespace, extra: list[str]) -> int:
     for problem in problems:
         print(f"mlsm: error: {problem}", file=sys.stderr)
     if not problems:
-        print(f"everything is as it should be, with transformers {import_transformers().__version__}")
+        print(f"all checks passed with transformers {import_transformers().__version__}")
     return 1 if problems else 0
 
 

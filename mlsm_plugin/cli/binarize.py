@@ -25,11 +25,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Hugging Face's Trainer, with whole lines where they fit and special tokens around each (needs hf:PATH)"
     )
     parser.add_argument("--format", default=FAIRSEQ, choices=(FAIRSEQ, SEQUENCES), help=text)
-    text = "for sequences: ids of the longest one (default: what the model can take, at most 512)"
+    text = "for sequences: length of the longest in ids (default: what the model can take, at most 512)"
     parser.add_argument("--max-length", type=int, metavar="N", help=text)
     add_workers(parser)
     add_settings(parser, KnownText)
-    parser.add_argument("--overwrite", action="store_true", help="replace other sequences that are already there")
+    parser.add_argument("--overwrite", action="store_true", help="replace existing sequences that differ")
 
 
 def needs_fairseq(args: argparse.Namespace) -> bool:
@@ -45,7 +45,7 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
     from mlsm_plugin.fairseq_plugin.text.binarize import binarize
 
     if args.max_length is not None:
-        raise ValueError("--max-length is for --format sequences; fairseq-train has --tokens-per-sample")
+        raise ValueError("--max-length is only for --format sequences; fairseq-train has --tokens-per-sample")
     if not args.valid:
         raise ValueError("--valid is required: fairseq-train validates on it")
     figures = binarize(

@@ -85,8 +85,8 @@ def add_run(parser: Parser) -> None:
     parser.add_argument(
         "data_bin",
         metavar="DATA_BIN",
-        help="binarized dataset that `mlsm binarize` wrote, or several with one vocabulary joined by colons, which "
-        "epochs use in turn; the first one also has the validation split",
+        help="binarized dataset that `mlsm binarize` wrote, or several with one vocabulary, joined by colons; the "
+        "epochs alternate between them, and the first also has the validation split",
     )
     parser.add_argument(
         "--save-dir", type=output_folder, required=True, metavar="DIR", help="folder for the checkpoints"
@@ -109,8 +109,8 @@ def add_keep_at(parser: Parser) -> None:
     """Add the option for the checkpoints of the auxiliary model that are kept."""
     text = (
         "percentages of the updates after which a checkpoint is kept; a partially trained model can be useful, too "
-        "(default: 10 25 50 100; the one after the last update is always kept). A run that ends earlier, by --patience "
-        "or --max-epoch, has only those that it reached, and checkpoint_best.pt and checkpoint_last.pt"
+        "(default: 10 25 50 100; the one after the last update is always kept). A run that ends earlier, by "
+        "--patience or --max-epoch, keeps only those that it reached, and checkpoint_best.pt and checkpoint_last.pt"
     )
     parser.add_argument("--keep-at", nargs="+", type=int, metavar="PERCENT", help=text)
 

@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
-        "SOURCE decides what is done. A run, or a checkpoint: export to Hugging Face (RobertaForMaskedLM, "
-        "ModernBertForMaskedLM or DebertaV2ForMaskedLM). One of these, or of BERT, XLM-R, CamemBERT: a checkpoint that "
-        "training starts from. Several checkpoints, or --last: one with the mean of their weights. An SAE of this "
-        "package: a folder of SAELens. A folder of SAELens, sparsify or dictionary_learning, or an .npy file of atoms: "
-        "a dictionary of this package."
+        "What is done depends on SOURCE. A run or a checkpoint is exported to Hugging Face (RobertaForMaskedLM, "
+        "ModernBertForMaskedLM or DebertaV2ForMaskedLM). One of these, or a BERT, XLM-R or CamemBERT, becomes a "
+        "checkpoint that training can start from. Several checkpoints, or --last, give one with the mean of their "
+        "weights. An SAE of this package becomes a SAELens folder. A folder of SAELens, sparsify or "
+        "dictionary_learning, or an .npy file of atoms, becomes a dictionary of this package."
     )
     parser.add_argument("sources", nargs="+", metavar="SOURCE", help="folder or file; a hub name begins with hf:")
     parser.add_argument("output", metavar="OUTPUT", help="folder (of checkpoints: file) to write")
@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     models.add_argument("--npm", choices=("phrase", "single"), help=text)
     dictionaries = parser.add_argument_group("options of dictionaries")
     add_settings(dictionaries, CoderImport)
-    parser.add_argument("--overwrite", action="store_true", help="replace what is already there")
+    parser.add_argument("--overwrite", action="store_true", help="replace existing output")
 
 
 def needs_fairseq(args: argparse.Namespace) -> bool:
@@ -57,7 +57,7 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
         if getattr(args, name) not in (None, False) and name not in options:
             raise ValueError(f"--{name.strip('_')} is not for {kind}, which {args.sources[0]} is")
     if "text" in options and args.text is None:
-        raise ValueError(f"{args.sources[0]} is {kind}: --text is required, on which both models are compared")
+        raise ValueError(f"{args.sources[0]} is {kind}: --text is required, to compare both models on it")
     check_positive(args, "lines", "last")
     convert(args)
     return 0
@@ -133,7 +133,7 @@ def _import_model(args: argparse.Namespace) -> None:
     _print_comparison(args.output, proof)
     if args.npm:
         words = ["mlsm", "npm", "datastore", "DATA_BIN", "--checkpoint", args.output, "--output", "STORE"]
-        print_next("Retrieve from a dataset of its tokenizer with a datastore", shlex.join(words))
+        print_next("Build a datastore from a dataset made with its tokenizer", shlex.join(words))
     words = ["fairseq-train", "DATA_BIN", "--user-dir", args.user_dir or PACKAGE_DIR, *proof.flags]
     words += ["--finetune-from-model", f"{args.output}/{CHECKPOINT}"]
     print_next(

@@ -16,7 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_output(parser, "folder for the weights and meta.json")
     add_settings(parser, LearningSettings)
     add_settings(parser, MetricLog)
-    parser.add_argument("--overwrite", action="store_true", help="replace a dictionary that is already there")
+    parser.add_argument("--overwrite", action="store_true", help="replace an existing dictionary")
     add_block_options(parser)
 
 

@@ -73,7 +73,7 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
 
     of_fairseq = needs_fairseq(args)
     if of_fairseq and args.tokenizer:
-        raise ValueError(f"--tokenizer is for sequences; {args.data} has its tokenizer")
+        raise ValueError(f"--tokenizer is only for sequences; {args.data} has its own tokenizer")
     coding = coding_of(args, of_fairseq=of_fairseq)
     work = _splits(args, coding) if of_fairseq else _sequences(args, coding)
     with torch_threads(args.threads):  # as many as the solver: the codes do not depend on torch's default

@@ -47,7 +47,11 @@ def add_dictionary_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("dictionary", metavar="DICT_DIR", help="folder of the dictionary or sparse autoencoder")
     add_data(parser, "binarized dataset")
     add_auxiliary(parser)
-    parser.add_argument("--split", default="valid", help="split to evaluate on; it should not be the one learned from")
+    parser.add_argument(
+        "--split",
+        default="valid",
+        help="split to evaluate on; it should not be the one that the dictionary was learned from",
+    )
     parser.add_argument("--output", metavar="JSON", help="file for the same figures as JSON")
     add_settings(parser, EvaluationSettings, defaults=ITS_LAYER)
     add_coder_flags(parser)
@@ -80,7 +84,7 @@ def run_dictionary(args: argparse.Namespace, extra: list[str]) -> int:
     if record["loss"] is None:
         print(f"no masked-LM loss: {record['why_no_loss']}")
     if inexact := record["inexact_codes"]:
-        print(f"mlsm: warning: {inexact} codes do not reach --tolerance; the figures are theirs", file=sys.stderr)
+        print(f"mlsm: warning: {inexact} codes do not reach --tolerance; the figures include them", file=sys.stderr)
     if args.output:
         write_json(args.output, record)
         print(f"figures: {args.output}")
@@ -100,7 +104,8 @@ def add_pairs_options(parser: argparse.ArgumentParser) -> None:
         "A pair is right if the good sentence has the higher pseudo-log-likelihood. Scores that differ by less than "
         "0.001 nats, which is more than float noise, are a tie. A tie does not count as right."
     )
-    models = "models: checkpoints, their folders, or folders of Hugging Face (hf:NAME: of the hub); several: one table"
+    models = "models: checkpoints, their folders, or Hugging Face folders (hf:NAME: from the hub); several make one "
+    "table"
     add_checkpoint(parser, nargs="+", metavar="MODEL", help=models)
     text = "minimal pairs, in BLiMP's or EWoK's JSON lines; a folder stands for the *.jsonl(.gz) in it and below"
     parser.add_argument("--input", nargs="+", required=True, metavar="JSONL", help=text)

@@ -11,13 +11,13 @@ if TYPE_CHECKING:
     from mlsm_plugin.evaluation.encoder_quality import Measure
 
 EPILOG = (
-    "nDCG@10: each sentence has to find the passage of the text that it was taken from, by the cosine of their vectors "
-    "(the mean of the last hidden states, or as a folder of sentence-transformers says); 1 is best, and the row BM25 "
-    "is what the words alone find. bits/token and bits/word: cross entropy of masked words, with all tokens of a word "
-    "masked; lower is better, and bits/word can be compared between vocabularies. Others: accuracy of a linear probe "
-    "(--labelled), or Spearman's correlation (--sts). With several models, each difference from the first has a 95 % "
-    "interval; one without 0 in it is marked with *. Example: mlsm evaluate encoder bert-base out/model --text "
-    "held_out.txt --labelled train.tsv test.tsv"
+    "nDCG@10: each sentence has to find the passage of the text that it was taken from, by the cosine of their "
+    "vectors (the mean of the last hidden states, unless a sentence-transformers folder defines another); 1 is best, "
+    "and the row BM25 shows what words alone find. bits/token and bits/word: cross entropy of masked words, with all "
+    "tokens of a word masked; lower is better, and bits/word can be compared between vocabularies. Others: accuracy "
+    "of a linear probe (--labelled), or Spearman's correlation (--sts). With several models, each difference from the "
+    "first has a 95 % interval, marked with * if 0 is not in it. Example: mlsm evaluate encoder bert-base out/model "
+    "--text held_out.txt --labelled train.tsv test.tsv"
 )
 
 
@@ -25,9 +25,9 @@ def add_encoder_options(parser: argparse.ArgumentParser) -> None:
     from mlsm_plugin.evaluation.quality_settings import QualitySettings
 
     parser.epilog = EPILOG
-    models = "folders of Hugging Face or of a fairseq run, checkpoints, or names of the hub (hf:NAME)"
+    models = "Hugging Face folders, folders of fairseq runs, checkpoints, or hub names (hf:NAME)"
     parser.add_argument("models", nargs="+", metavar="MODEL", help=models)
-    text = "held-out text: a sentence a line, blank lines between documents"
+    text = "held-out text: one sentence a line, blank lines between documents"
     parser.add_argument("--text", nargs="+", default=[], metavar="FILE", help=text)
     labelled = "files for a linear probe: label, tab, text (and tab, text for pairs); can be given several times"
     parser.add_argument("--labelled", nargs=2, action="append", default=[], metavar=("TRAIN", "TEST"), help=labelled)
@@ -86,8 +86,8 @@ def contradictions(measures: "dict[str, dict[str, Measure]]") -> list[str]:
         _, highest_gain = measures[name]["nDCG@10"].difference(measures[first]["nDCG@10"])
         if highest_bits < 0 and highest_gain < 0:
             lines.append(
-                f"{name} predicts masked words better than {first}, but its sentence vectors find fewer passages: "
-                "for retrieval and similarity it got worse"
+                f"{name} predicts masked words better than {first}, but its sentence vectors find fewer passages: it "
+                "got worse at retrieval and similarity"
             )
     return lines
 

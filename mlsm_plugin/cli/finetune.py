@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--test", metavar="TSV", help="test texts; used once, with the kept epoch")
     add_output(parser, "folder for runs, predictions, results.json and the best model")
-    parser.add_argument("--seeds", nargs="+", type=int, default=[1], metavar="N", help="random seeds, a run for each")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[1], metavar="N", help="random seeds; one run for each")
     add_settings(parser, FinetuneSettings)
 
 

@@ -28,7 +28,7 @@ COMMANDS = {
     "adapt": "continue the pre-training of a Hugging Face model, or train a small one from it; needs no fairseq",
     "babylm": "take part in the BabyLM challenge: train, check and push within the limits of a track",
     "inspect": "write an HTML report of what the latent properties mean",
-    "convert": "bring in a model or a dictionary of another program, export one, or average checkpoints",
+    "convert": "import a model or a dictionary of another program, export one, or average checkpoints",
     "finetune": "fine-tune an encoder to classify texts, with several seeds",
     "evaluate": "compare encoders; judge a masked LM on minimal pairs, or a dictionary",
     "search": "index documents by the properties of their tokens, search them, export the codes; needs no fairseq",

@@ -42,7 +42,7 @@ def _add_datastore_options(parser: argparse.ArgumentParser) -> None:
     add_data(parser, "binarized dataset of the corpus")
     add_checkpoint(parser)
     add_output(parser, "folder of the datastore")
-    text = "file of words, one on each line; those that are a single token get no key"
+    text = "file of words, one per line; those that are a single token get no key"
     parser.add_argument("--drop-stopwords", metavar="FILE", help=text)
     add_settings(parser, DatastoreSettings)
     add_block_options(parser)
@@ -183,7 +183,7 @@ def _add_classify_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--template", required=True, metavar="TEXT", help="sentence with {} for the text and one <mask>"
     )
-    text = "words of the labels, a line for each label: label TAB word, word, ..."
+    text = "words for the labels, one line per label: label TAB word, word, ..."
     parser.add_argument("--verbalizer", required=True, metavar="FILE", help=text)
     parser.add_argument(
         "--input", required=True, metavar="TSV", help="texts to classify; lines are: label TAB text, or text alone"

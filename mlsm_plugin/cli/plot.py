@@ -10,12 +10,12 @@ from mlsm_plugin.core.files.output_files import check_no_input
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "log of fairseq-train (--log-format simple or json), its folder, or the JSON of `mlsm evaluate pairs`"
     parser.add_argument("runs", nargs="+", metavar="RUN", help=text)
-    parser.add_argument("--output", default="curves", metavar="NAME", help="name of the picture to write, NAME.png")
+    parser.add_argument("--output", default="curves", metavar="NAME", help="name of the image to write, NAME.png")
     parser.add_argument(
         "--names", nargs="+", metavar="NAME", help="names of the runs (default: their folders or files)"
     )
     parser.add_argument("--metrics", nargs="+", metavar="METRIC", help="metrics to draw (default: all)")
-    parser.add_argument("--dpi", type=int, default=110, help="resolution of the picture")
+    parser.add_argument("--dpi", type=int, default=110, help="resolution of the image")
     text = "follow the runs until ten minutes after all have ended: also write NAME.html, which reloads itself"
     parser.add_argument("--watch", action="store_true", help=text)
 

@@ -59,7 +59,7 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
 
     if extra and args.auxiliary:
         raise ValueError(
-            f"unrecognized arguments: {shlex.join(extra)} (with --auxiliary, no model is trained that could have them)"
+            f"unrecognized arguments: {shlex.join(extra)} (with --auxiliary, no model is trained that could use them)"
         )
     for name, options in ((args.auxiliary, OF_AUXILIARY), (args.auxiliary or args.tokenizer, OF_TOKENIZER)):
         if name:

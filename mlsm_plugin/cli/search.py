@@ -32,7 +32,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     index = add("index", "index documents by codes and words; the same command resumes after a stop", run_index)
     index.epilog = EXAMPLE_OF_INDEX
     documents = (
-        "text (a sentence a line, blank lines between documents), or JSON lines with `text` and perhaps `id` (*.jsonl)"
+        "text (one sentence a line, blank lines between documents), or JSON lines with `text` and optionally `id` "
+        "(*.jsonl)"
     )
     index.add_argument("documents", nargs="+", metavar="FILE", help=documents)
     add_model_and_dictionary(index, required=True)
@@ -51,8 +52,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     query.epilog = EXAMPLE_OF_QUERY
     query.add_argument("index", metavar="INDEX", help="folder that `mlsm search index` wrote")
     query.add_argument("text", nargs="?", help="what to search for; without it, --input")
-    query.add_argument("--input", metavar="FILE", help="file with a query in each line")
-    query.add_argument("--count", type=int, default=10, help="results of each query")
+    query.add_argument("--input", metavar="FILE", help="file with one query per line")
+    query.add_argument("--count", type=int, default=10, help="results per query")
     modes = "rank by codes, by words, or by both (default: both)"
     query.add_argument("--by", choices=("both", "codes", "words"), default="both", help=modes)
     add_model_and_dictionary(query, required=False)
@@ -63,9 +64,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def add_model_and_dictionary(parser: argparse.ArgumentParser, *, required: bool) -> None:
     """Add the options that name the model and the dictionary of the codes."""
     default = "" if required else " (default: where those of the index were)"
-    model = f"Hugging Face folder or hub name (hf:NAME); without --dictionary, one with a latent head of MLSM{default}"
+    model = f"Hugging Face folder or hub name (hf:NAME); without --dictionary, one with an MLSM latent head{default}"
     parser.add_argument("--model", required=required, help=model)
-    dictionary = f"dictionary or sparse autoencoder of a layer of the model; without, its latent head predicts{default}"
+    dictionary = "dictionary or sparse autoencoder of a layer of the model; without it, the latent head predicts the "
+    f"codes{default}"
     parser.add_argument("--dictionary", metavar="DICT_DIR", help=dictionary)
 
 
@@ -86,7 +88,7 @@ def run_index(args: argparse.Namespace, extra: list[str]) -> int:
     size = figures["bytes"] / figures["documents"]
     print(f"{figures['documents']:,} documents, {size:,.0f} bytes for each: {args.output}")
     if figures["empty"]:
-        print(f"{figures['empty']:,} documents have no code, and are found by their words only")
+        print(f"{figures['empty']:,} documents have no code, and are only found by their words")
     print_next("Search it with", f'mlsm search query {args.output} "your words"')
     return 0
 
@@ -137,7 +139,7 @@ def _check_origin(args: argparse.Namespace, origin: dict[str, str]) -> None:
     for name in ("model", "dictionary"):
         place = origin[name]
         if getattr(args, name) is None and place and not is_hf(place) and not Path(place).exists():
-            raise ValueError(f"the {name} of {args.index}, {place}, is not there; pass --{name}, or --by words")
+            raise ValueError(f"the {name} of {args.index}, {place}, does not exist; pass --{name}, or --by words")
 
 
 def printable(text: str) -> str:

@@ -93,7 +93,7 @@ def evaluate_reconstruction(
         inexact += 0 if missed is None else len(missed.rows)
         quality.add(hidden, coded.codes, coder.reconstruct(hidden, coded.codes))
     if quality.rows == 0:
-        raise ValueError("the blocks hold no tokens but special ones; choose another --split or a larger --max-tokens")
+        raise ValueError("the blocks have only special tokens; choose another --split or a larger --max-tokens")
     return quality.result(), inexact
 
 

@@ -88,7 +88,7 @@ def read_labelled_texts(path: PathLike, *, regression: bool = False, header: boo
         if "\r" in label:  # fairseq would end its line in the dictionary of labels there
             raise ValueError(f"{where}: the label {label!r} has a carriage return")
         if rows and len(rest) != len(rows[0][1]):
-            raise ValueError(f"{where} has {len(rest)} texts, the lines before have {len(rows[0][1])}")
+            raise ValueError(f"{where} has {len(rest)} texts, but the lines before have {len(rows[0][1])}")
         if regression and not _is_number(label):
             hint = "" if rows or header or is_json else FIRST_LINE
             raise ValueError(f"{where}: {label!r} is not a finite number, as scores are{hint}")
@@ -97,7 +97,9 @@ def read_labelled_texts(path: PathLike, *, regression: bool = False, header: boo
         raise ValueError(f"{path} holds no labelled text")
     labels, texts, lines = zip(*rows, strict=True)
     if columns is not None and (columns[0] in labels or (regression and _is_number(columns[0]))):
-        raise ValueError(f"{path}: the first line is no header: {columns[0]!r} is a label; give each file one, or none")
+        raise ValueError(
+            f"{path}: the first line is not a header: {columns[0]!r} is a label; give each file one, or none"
+        )
     return LabelledTexts(Path(path), labels, texts, lines)
 
 

@@ -270,7 +270,7 @@ def _encode(model: PairModel, text: str, context: str, where: str) -> tuple[Tens
         before = of_context[: len(of_context) - model.after]
     shown = repr(text if len(text) <= SHOWN_CHARACTERS else text[:SHOWN_CHARACTERS] + "...")
     if len(tokens) == len(before) + model.after:
-        raise ValueError(f"{where}: a sentence has no token, so that it cannot be scored: {shown}")
+        raise ValueError(f"{where}: a sentence has no token, so it cannot be scored: {shown}")
     if len(tokens) > model.positions:
         raise ValueError(
             f"{where}: a sentence has {len(tokens)} tokens, more than the {model.positions} positions of the model: "

@@ -11,8 +11,10 @@ FEWEST_QUERIES = 20
 class QualitySettings:
     """What is measured, and on how much of the text; ValueError if a value is out of range."""
 
-    queries: int = option(500, least=FEWEST_QUERIES, help="sentences that each have to find the passage they are from")
-    passages: int = option(5000, least=2, help="passages of the text that are searched, at most")
+    queries: int = option(
+        500, least=FEWEST_QUERIES, help="number of sentences, each of which has to find the passage it is from"
+    )
+    passages: int = option(5000, least=2, help="largest number of passages of the text to search")
     header: bool = option(False, help="the first line of labelled and scored files names the columns")
     seed: int = seed("of the chosen sentences and masked words")
 

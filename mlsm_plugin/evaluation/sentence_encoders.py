@@ -250,7 +250,7 @@ def check_encoder_names(names: Iterable[PathLike]) -> None:
     """Raise FileNotFoundError for the first name that is neither of the hub nor of a file or folder."""
     for name in names:
         if not is_library_encoder(name) and not Path(name).exists():
-            raise FileNotFoundError(f"{name} does not exist; a model of the hub is hf:{name}")
+            raise FileNotFoundError(f"{name} does not exist; a model on the hub is hf:{name}")
 
 
 def open_sentence_encoder(name: PathLike, device: Device = None) -> SentenceEncoder:

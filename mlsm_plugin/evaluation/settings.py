@@ -20,9 +20,11 @@ class FinetuneSettings(KnownText):
     max_epoch: int = option(10, least=1, help="largest number of epochs")
     patience: int = option(3, least=1, help="stop after this many epochs without a better result")
     lr: float = option(1e-4, above=0, help="peak learning rate")
-    batch_size: int = option(32, least=1, help="texts in an update")
+    batch_size: int = option(32, least=1, help="texts per update")
     dropout: float = option(0.1, least=0, most=0.9, help="dropout of hidden states, attention weights and classifier")
-    metric: str = option("accuracy", choices=("accuracy", "f1"), help="what the best epoch is best in; f1: of label 1")
+    metric: str = option(
+        "accuracy", choices=("accuracy", "f1"), help="metric by which the best epoch is chosen; f1: of label 1"
+    )
     regression: bool = option(False, help="predict numbers; all labels must be numbers")
     header: bool = option(False, help="skip the first line of each file, which names its columns")
     allow_single_labels: bool = option(False, help="accept a label that only one training text has")

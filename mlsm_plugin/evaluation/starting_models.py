@@ -91,5 +91,5 @@ def open_starting_model(name: PathLike) -> StartingModel:
     if is_library_encoder(name):
         return LibraryStart(name)
     if not Path(name).exists() and Path(name).suffix != ".pt":
-        raise FileNotFoundError(f"{name} does not exist; a model of the hub is hf:{name}")
+        raise FileNotFoundError(f"{name} does not exist; a model on the hub is hf:{name}")
     return CheckpointStart(name)

@@ -210,7 +210,7 @@ def check_one_process(arguments: "TrainingArguments") -> None:
         raise ValueError("fine-tuning runs in one process; start it without torchrun")
     if arguments.n_gpu > 1:
         raise ValueError(
-            f"fine-tuning uses one GPU, and this process sees {arguments.n_gpu}; show it one with "
+            f"fine-tuning uses one GPU, and this process sees {arguments.n_gpu}; make only one visible with "
             "CUDA_VISIBLE_DEVICES=0"
         )
 

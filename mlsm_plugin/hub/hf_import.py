@@ -69,7 +69,7 @@ def import_model(name: PathLike, output: PathLike, lines: Sequence[str], *, npm:
     kind = IMPORT_MODULES[config.model_type]
     kind.check_importable(config, folder)
     if (folder / LATENT_HEAD).is_file():
-        logger.warning(f"{folder}: {LATENT_HEAD} is not imported; a training with codes makes a new latent head")
+        logger.warning(f"{folder}: {LATENT_HEAD} is not imported; training with codes makes a new latent head")
     tokenizer = HuggingFaceTextTokenizer(folder)
     check_vocabulary(tokenizer.tokenizer, int(config.vocab_size), folder)
     state = lightning_weights(folder)

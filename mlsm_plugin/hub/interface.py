@@ -107,7 +107,7 @@ class MlsmHubInterface(RobertaHub):
         if (why := why_untrained(self.cfg)) is not None:
             raise ValueError(f"{why}: it cannot fill masks")
         if (masks := masked_input.count(MASK)) != 1:
-            raise ValueError(f"{masked_input!r} has {masks} times {MASK}, and needs it once")
+            raise ValueError(f"{masked_input!r} has {masks} times {MASK}, but needs it once")
         dictionary = self.task.source_dictionary
         special = sorted({*special_symbols(dictionary), self.task.mask_idx})
         _check_topk(topk, len(dictionary) - len(special))

@@ -134,9 +134,7 @@ class Adaptation(KnownText):
     output: str = undeciding()
     objective: str = option("mlsm+mlm", choices=tuple(MODELS), help="what the model is trained for")
     dataset: str | None = option(
-        None,
-        metavar="NAME[:CONFIG]",
-        help="text from a dataset of Hugging Face instead of files: a folder, or a name of the hub",
+        None, metavar="NAME[:CONFIG]", help="text from a Hugging Face dataset instead of files: a folder or a hub name"
     )
     split: str = option("train", help="split of --dataset")
     column: str | None = option(
@@ -174,16 +172,15 @@ class Adaptation(KnownText):
         "distill-vectors any encoder of the same width whose sentence vectors are learned",
         decides=False,
     )
-    temperature: float = option(2.0, above=0, help="of the predictions, for distill")
+    temperature: float = option(2.0, above=0, help="temperature of the predictions, for distill")
     learning: LearningSettings | None = None
     latent_top: int | None = option(None, least=1, help="keep the N strongest atoms of each code")
     masking: Masking = field(default_factory=Masking)
     sentence_transformer: bool = option(
-        False,
-        help="write a folder of sentence-transformers, whose vectors are means; a MODEL that came as one stays one",
+        False, help="write a sentence-transformers folder, whose vectors are means; a MODEL that is one stays one"
     )
     max_length: int | None = option(
-        None, least=1, help="ids of the longest sequence (default: what the model can take, at most 512)"
+        None, least=1, help="longest sequence in ids (default: what the model can take, at most 512)"
     )
     training: TrainingSettings = field(default_factory=TrainingSettings)
     epochs: float | None = option(None, above=0, help="passes over the text (default: 3)")

@@ -129,7 +129,7 @@ def write_aligned(
         if counts.without_place > MOST_WITHOUT_PLACE * counts.tokens:
             raise ValueError(
                 f"{counts.without_place:,} of {counts.tokens:,} tokens have no token of the auxiliary model at their "
-                f"characters, such as in {counts.example!r}: the two tokenizers do not read this text alike; use an "
+                f"characters, such as in {counts.example!r}: the two tokenizers read this text differently; use an "
                 "auxiliary model for such text"
             )
 

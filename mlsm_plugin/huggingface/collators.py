@@ -53,10 +53,10 @@ class Masking(MaskReplacement):
         None,
         above=0,
         most=1,
-        help="share at the end of the training, to which --mask-prob changes linearly; also that of evaluations",
+        help="share at the end of training, to which --mask-prob changes linearly; evaluations use it, too",
     )
     whole_words: bool = option(
-        False, help="mask all pieces of a word, or none; the pieces of a very long word are words of their own"
+        False, help="mask all pieces of a word, or none; each piece of a very long word counts as a word"
     )
     seed: int = seed("of the masks")
 
@@ -218,13 +218,13 @@ class LatentSemanticCollator(MaskedLmCollator):
             raise ValueError("these sequences have no codes; pass the folder of their codes to PretrainingSequences")
         if any(sequence.codes is not codes for sequence in sequences):
             raise ValueError(
-                "a batch mixes sequences of several datasets, each with codes of its own; put all sequences into one "
+                "a batch mixes sequences of several datasets, each with its own codes; put all sequences into one "
                 "dataset, and code that"
             )
         if self.masking.largest_share > codes.coverage:
             raise ValueError(
-                f"mask_prob {self.masking.largest_share} is more than the share {codes.coverage} of the positions that "
-                "has codes; encode with a larger --coverage, or use a smaller mask_prob"
+                f"mask_prob {self.masking.largest_share} is more than the share {codes.coverage} of the positions "
+                "that have codes; encode with a larger --coverage, or use a smaller mask_prob"
             )
         if self.masking.whole_words and codes.coverage < 1:
             raise ValueError("whole_words needs codes of all positions; encode without --coverage")

@@ -26,7 +26,7 @@ def write_column(rows: Iterable[dict[str, Any]], column: str, output: PathLike) 
                 raise ValueError(f"row {number} has no column {column}, only {', '.join(row)}; name one with --column")
             text = row[column]
             if not isinstance(text, str):
-                raise ValueError(f"row {number} has {type(text).__name__} and no text in the column {column}")
+                raise ValueError(f"row {number} has {type(text).__name__} instead of text in the column {column}")
             check_text(text, f"row {number}")
             lines = [line for line in text.splitlines() if line.strip()]
             if lines:
@@ -47,7 +47,7 @@ def rows_of_files(paths: Sequence[PathLike]) -> Iterator[dict[str, Any]]:
         suffixes = [suffix.lower() for suffix in Path(path).suffixes if suffix.lower() not in COMPRESSIONS]
         kind = KINDS_OF_SUFFIXES.get(suffixes[-1] if suffixes else "")
         if kind is None:
-            raise ValueError(f"{path} is neither JSON lines, CSV nor Parquet, which --column is for")
+            raise ValueError(f"{path} is not JSON lines, CSV or Parquet, which --column is for")
         options = {"sep": "\t"} if suffixes[-1] == ".tsv" else {}
         yield from _rows(kind, str(path), data_files=str(path), split="train", **options)
 

@@ -53,7 +53,7 @@ def order_by_epoch(trainer: Trainer) -> None:
     if masks_change and not isinstance(trainer.train_dataset, Samples):
         raise ValueError(
             "with mask_prob_end, train_dataset must be PretrainingSequences itself: a subset or a concatenation of "
-            "several does not know where in the training a sample comes"
+            "several does not know when in the training a sample comes"
         )
 
     def get_train_dataloader() -> DataLoader[Any]:
@@ -126,9 +126,9 @@ def check_same_samples(state: TrainerState, record: dict[str, object], updates: 
     for name, now in record.items():
         if within and state.global_step and saved.get(name, now) != now:
             raise ValueError(
-                f"the {name} was {saved[name]} and is {now} now, and the training was stopped within an epoch, so that "
-                "its place in the text is not known; resume it as it was begun, or begin a new training with the model "
-                "of the checkpoint"
+                f"the {name} was {saved[name]} and is {now} now, but the training was stopped within an epoch, so its "
+                "place in the text is not known; resume it as it was begun, or begin a new training with the model of "
+                "the checkpoint"
             )
     records[SAMPLES] = record
 
@@ -143,7 +143,7 @@ def check_resumable(arguments: TrainingArguments, state: TrainerState, batches: 
     if batches % accumulated == 0 or Version(transformers.__version__) >= Version(RESUMES_SMALLER_UPDATES):
         return
     reason = (
-        f"transformers {transformers.__version__} resumes at another place where an epoch of {batches} batches ends "
+        f"transformers {transformers.__version__} resumes at the wrong place if an epoch of {batches} batches ends "
         f"with an update of fewer than {accumulated}"
     )
     remedy = f"install transformers {RESUMES_SMALLER_UPDATES} or newer"

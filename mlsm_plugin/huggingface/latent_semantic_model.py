@@ -61,7 +61,7 @@ class LatentSemanticModel(PretrainingModel):
             model.load_state_dict(of_head, strict=False)
         elif saved is not None:
             logger.warning(
-                f"the latent head of {path} has {len(saved['bias'])} atoms, and {num_atoms} are needed; a new one is "
+                f"the latent head of {path} has {len(saved['bias'])} atoms, but {num_atoms} are needed; a new one is "
                 "initialized at random"
             )
         return model

@@ -375,7 +375,7 @@ def head_of(model: Any) -> Head:
     if (projector := part("generator_lm_head")) is not None:  # ELECTRA
         return _head(model.generator_predictions, projector)
     raise ValueError(
-        f"the masked-LM head of {type(model).__name__} has a form that is not known; use a model like BERT, RoBERTa, "
+        f"the masked-LM head of {type(model).__name__} has an unknown form; use a model like BERT, RoBERTa, "
         "ModernBERT, DeBERTa-v2, DistilBERT or ELECTRA"
     )
 

@@ -42,7 +42,7 @@ def check_saved(folder: Path, model: "PretrainingModel", tokenizer: HuggingFaceT
     plain = [line for line in lines if not any(symbol in line for symbol in symbols)]
     for line in plain:
         if written(line, add_special_tokens=False)["input_ids"] != tokenizer.ids_of(line):
-            raise ValueError(f"the tokenizer in {folder} gives other ids for {line!r} than that of the training")
+            raise ValueError(f"the tokenizer in {folder} gives other ids for {line!r} than the one used in training")
     if written.mask_token is not None:
         _warn_of_masks(written, tokenizer, plain)
 

@@ -243,7 +243,7 @@ def check_gpus(arguments: TrainingArguments) -> None:
     if arguments.n_gpu > 1:
         raise ValueError(
             f"this process sees {arguments.n_gpu} GPUs; start one for each with torchrun --nproc-per-node "
-            f"{arguments.n_gpu}, or show it one with CUDA_VISIBLE_DEVICES=0"
+            f"{arguments.n_gpu}, or make only one visible with CUDA_VISIBLE_DEVICES=0"
         )
 
 

@@ -30,11 +30,11 @@ class TrainingSettings:
     """How a model is trained, with AdamW (betas 0.9, 0.98) and rates that fall linearly to 0; checks its values."""
 
     updates: int = option(1000, least=1, help="number of updates, instead of --epochs")
-    batch_size: int = option(32, least=1, help="sequences (npm: groups of 16 sequences) of a batch on each device")
-    accumulate: int = option(1, least=1, help="batches of an update")
+    batch_size: int = option(32, least=1, help="sequences (npm: groups of 16 sequences) per batch on each device")
+    accumulate: int = option(1, least=1, help="batches per update")
     learning_rate: float = option(2e-4, above=0, help="largest learning rate")
-    warmup: float = option(0.06, least=0, most=1, help="share of the updates with rising rate")
-    weight_decay: float = option(0.01, least=0, help="of AdamW")
+    warmup: float = option(0.06, least=0, most=1, help="share of updates in which the learning rate rises")
+    weight_decay: float = option(0.01, least=0, help="weight decay of AdamW")
     optimizer: str = option(
         "adamw",
         choices=("adamw", "muon"),
@@ -49,7 +49,7 @@ class TrainingSettings:
     compile: str = option("off", choices=("on", "off"), help="compile the model, which takes a minute", decides=False)
     evaluate_every: int = option(500, least=1, help="updates between evaluations and checkpoints")
     seed: int = seed("of everything")
-    workers: int = option(0, least=0, help="processes that make batches", decides=False)
+    workers: int = option(0, least=0, help="processes that load batches", decides=False)
     cpu: bool = option(False, help="do not use a GPU", decides=False)
     report_to: list[str] = option(
         [], metavar="NAME", help="log to tensorboard, wandb, trackio, ... (default: nowhere)", decides=False

@@ -50,7 +50,7 @@ def find_codes(folder: Path, chosen: Path | None = None, split: str = "train") -
             others=f"those that {folder} predicts",
             remedy="pass --codes with those",
         )
-    print(f"{folder} was trained on {data}, which is read")
+    print(f"{folder} was trained on {data}, so that is read")
     return data, chosen or codes
 
 

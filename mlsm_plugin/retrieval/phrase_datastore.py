@@ -112,7 +112,9 @@ class PhraseDatastore:
         for name, sealed in self.meta.get(HASHES, {}).items():
             path = self.directory / Path(name).name
             if path.is_file() and sampled_sha256(path) != sealed:
-                raise ValueError(f"{path} is damaged or of another datastore; run the same `mlsm npm datastore` again")
+                raise ValueError(
+                    f"{path} is damaged, or belongs to another datastore; run the same `mlsm npm datastore` again"
+                )
         starts = self.block_starts
         if len(starts) and (starts[0] != 0 or (np.diff(starts) < 0).any() or starts[-1] > len(self.tokens)):
             path = self.directory / BLOCKS_FILE

@@ -194,8 +194,8 @@ def label_ids(interface: "RobertaHub", verbalizer: dict[str, list[str]]) -> dict
             raise ValueError(f"the labels {smaller!r} and {larger!r} have the same words; give each of them its own")
         if set(ids_of[smaller]) < set(ids_of[larger]):
             raise ValueError(
-                f"all words of the label {smaller!r} are words of {larger!r}, too, so that it is never predicted; give "
-                "it a word of its own, or remove its words from the other"
+                f"all words of the label {smaller!r} are words of {larger!r}, too, so it is never predicted; give it "
+                "its own word, or remove its words from the other"
             )
     return ids_of
 

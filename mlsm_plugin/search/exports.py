@@ -45,8 +45,8 @@ def export_index(folder: PathLike, output: PathLike, engine: str) -> int:
     repeated = number_of_repeated_names(documents[number].name for number in range(len(documents)))
     if repeated and engine != "qdrant":
         raise ValueError(
-            f"{repeated} documents have the id of another one, which {engine} would replace; give each an id of its "
-            "own, and index them again"
+            f"{repeated} documents have the id of another, which {engine} would replace; give each its own id, and "
+            "index them again"
         )
     write = ENGINES[engine]
     number = 0

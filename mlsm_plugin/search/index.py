@@ -132,7 +132,7 @@ def _is_index(folder: Path) -> bool:
         return True
     others = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
     if others:
-        raise ValueError(f"{folder} holds other files than those of an index, such as {others[0]}; name a new folder")
+        raise ValueError(f"{folder} holds files that do not belong to an index, such as {others[0]}; name a new folder")
     return False
 
 
@@ -151,8 +151,8 @@ def _checked_number(documents: Iterator[Document]) -> int:
         raise ValueError("there is no document in the files")
     if repeated:
         logger.warning(
-            "%d of %d documents have the id of another one: results cannot tell them apart, and they cannot be "
-            "exported; give each an id of its own",
+            "%d of %d documents have the id of another: results cannot tell them apart, and they cannot be exported; "
+            "give each its own id",
             repeated,
             number,
         )
@@ -323,7 +323,7 @@ def read_meta(folder: Path) -> dict[str, object]:
     """What an index says of itself; ValueError if it is none, or was not finished."""
     folder = Path(folder)
     if not (folder / PLAN_FILE).is_file():
-        raise ValueError(f"{folder} is no index; `mlsm search index` builds one")
+        raise ValueError(f"{folder} is not an index; `mlsm search index` builds one")
     sealed = PlannedFolder(folder, {})
     if not sealed.is_sealed:
         raise ValueError(f"the index in {folder} is not finished; run the same `mlsm search index` again")

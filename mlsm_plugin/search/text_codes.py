@@ -181,7 +181,7 @@ def open_text_coder(
     """
     path = Path(model)
     if not is_hf(model) and path.exists() and not (path / "config.json").is_file():
-        raise ValueError(f"{model} is no Hugging Face folder; `mlsm convert` writes one of a fairseq checkpoint")
+        raise ValueError(f"{model} is not a Hugging Face folder; `mlsm convert` writes one from a fairseq checkpoint")
     if dictionary is None:
         return PredictedCodes(model, device=device)
     return DictionaryCodes(model, dictionary, layer=layer, device=device)

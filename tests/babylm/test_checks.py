@@ -33,7 +33,7 @@ def good(tiny: TinyData, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_good_run_has_no_problem(good: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert problems_of(good) == []
     mlsm("babylm", "check", good)
-    assert "everything is as it should be, with transformers" in capsys.readouterr().out
+    assert "all checks passed with transformers" in capsys.readouterr().out
 
 
 def changed_weights(run: Path) -> None:
@@ -60,7 +60,7 @@ def without_license(run: Path) -> None:
 
 
 BREAK: dict[str, Callable[[Path], object]] = {
-    "chck_1K is missing; bring it back from a copy, or train in another --output": lambda run: shutil.rmtree(
+    "chck_1K is missing; restore it from a copy, or train in another --output": lambda run: shutil.rmtree(
         run / "checkpoints" / "chck_1K"
     ),
     "main is missing; run `mlsm babylm train` again": lambda run: shutil.rmtree(run / "checkpoints" / "main"),
@@ -72,8 +72,8 @@ BREAK: dict[str, Callable[[Path], object]] = {
     "the logits of main differ by": changed_weights,
     "main cannot be opened": lambda run: (run / "checkpoints/main/config.json").unlink(),
     "the run has seen 2,100 of 2,400 words; run `mlsm babylm train` again": of_ledger(seen=2100),
-    "all text has 1,200 words, and the track allows 1,000": of_ledger(words_allowed=1000),
-    "2,400 words were seen, and the track allows 2,000": of_ledger(exposures_allowed=2000),
+    "all text has 1,200 words, but the track allows 1,000": of_ledger(words_allowed=1000),
+    "2,400 words were seen, but the track allows 2,000": of_ledger(exposures_allowed=2000),
     "ledger.json allows 20,000 words and 2,400 seen ones, and the track strict-small 10,000,000": of_ledger(
         track="strict-small", words_allowed=20_000
     ),
@@ -121,4 +121,4 @@ def test_the_version_of_the_pipeline_reads_the_same(good: Path, tmp_path_factory
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(library), str(REPOSITORY)]), "HF_HUB_OFFLINE": "1"}
     command = [sys.executable, "-m", "mlsm_plugin.cli.main", "babylm", "check", str(good)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=library.parent)
-    assert "everything is as it should be, with transformers 4.51.3" in done.stdout, done.stderr[-2000:]
+    assert "all checks passed with transformers 4.51.3" in done.stdout, done.stderr[-2000:]

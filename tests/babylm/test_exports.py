@@ -47,7 +47,7 @@ def test_the_last_model_is_exported_again_if_it_is_lost(tiny: TinyData, tmp_path
     export_kept(tmp_path, ledger, finished=True)
     assert ledger.checkpoints["main"]["sha256"] == first
     (found,) = problems_of(tmp_path)
-    assert found.startswith("chck_1K is missing; bring it back")
+    assert found.startswith("chck_1K is missing; restore it")
 
 
 def test_models_are_exported_while_a_run_trains(
@@ -70,8 +70,8 @@ def test_a_lost_ledger_is_said_and_not_called_complete(tiny: TinyData, tmp_path:
     ledger.checkpoints.clear()
     early = _finished(ledger, tmp_path / "run", None)
     assert early is not None
-    assert early.startswith("the run has no chck_1K, chck_2K, which an earlier ledger.json had; bring both back")
-    lost = "is missing; bring it back from a copy, or train in another --output"
+    assert early.startswith("the run has no chck_1K, chck_2K, which an earlier ledger.json had; restore both")
+    lost = "is missing; restore it from a copy, or train in another --output"
     assert [problem for problem in problems_of(tmp_path / "run") if "missing" in problem] == [
         f"chck_1K {lost}",
         f"chck_2K {lost}",

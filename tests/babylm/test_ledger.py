@@ -56,7 +56,9 @@ def test_the_words_of_an_auxiliary_model_count_once_and_its_exposures_all(tmp_pa
 
 def test_more_text_than_the_track_allows_is_refused(tmp_path: Path) -> None:
     assert opened(tmp_path, 60, 40).words == 100
-    with pytest.raises(ValueError, match="the text has 101 words, those of an auxiliary model included, and the track"):
+    with pytest.raises(
+        ValueError, match="the text has 101 words, including those of an auxiliary model, but the track"
+    ):
         opened(tmp_path, 60, 41)
 
 
@@ -70,5 +72,5 @@ def test_a_damaged_or_missing_ledger_is_one_line(tmp_path: Path) -> None:
         auxiliary_of(tmp_path)
     path = tmp_path / "ledger.json"
     path.write_text(path.read_text(encoding="utf-8").replace('"epochs": 3', '"epochs": "many"'), encoding="utf-8")
-    with pytest.raises(ValueError, match=r"ledger.json is not what it should be: epochs: 'many' is not a whole number"):
+    with pytest.raises(ValueError, match=r"ledger.json is not valid: epochs: 'many' is not a whole number"):
         Ledger.read(tmp_path)

@@ -100,7 +100,7 @@ def test_the_ranks_are_those_of_the_flags_of_torchrun_or_of_fairseq(monkeypatch:
 @pytest.mark.parametrize(
     ("more", "track", "message"),
     [
-        ((), ("--track", "custom", "--words", "1K"), "and the track custom allows 1,000; leave some out"),
+        ((), ("--track", "custom", "--words", "1K"), "but the track custom allows 1,000; leave some out"),
         (("--auxiliary", "{here}"), ("--objective", "mlsm+mlm"), "has no ledger.json, which says what it was trained"),
         (("--max-tokens", 100), CUSTOM, "--max-tokens is chosen by `mlsm babylm train`, or would change what an epoch"),
         (("--finetune-from-model=x.pt",), CUSTOM, "--finetune-from-model is chosen by"),

@@ -268,7 +268,7 @@ def test_several_gpus_need_several_processes(
     with monkeypatch.context() as patch:
         patch.setattr(TrainingArguments, "n_gpu", 2)
         line = failing_mlsm(capsys, *words(start, tmp_path / "out", objective="mlm"))
-    assert "this process sees 2 GPUs; start one for each with torchrun --nproc-per-node 2, or show it one" in line
+    assert "this process sees 2 GPUs; start one for each with torchrun --nproc-per-node 2, or make only one" in line
     assert not (tmp_path / "out" / "steps.json").exists()
 
 
@@ -473,7 +473,7 @@ def test_another_number_of_processes_is_refused(
         (("--updates", 0), "--updates must be positive"),
         (("--learning-rate", 0), "--learning-rate must be positive"),
         (("--text", "no-such-file"), "no-such-file"),
-        (("--lambda", 0.1), "--lambda does not go with coder topk"),
+        (("--lambda", 0.1), "--lambda cannot be used with coder topk"),
         (("--k", 21), "k"),
     ],
 )

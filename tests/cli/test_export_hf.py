@@ -59,7 +59,7 @@ def test_the_folder_of_something_else_stays_as_it_is(tiny: TinyData, tmp_path: P
     before = sorted(path.name for path in run.iterdir())
     for more in ((), ("--overwrite",)):
         line = failing_mlsm(capsys, "convert", tiny.model, run, "--text", tiny.text, *more)
-        assert f"{run} holds other files than those of a model, such as checkpoint_last.pt; name a new folder" in line
+        assert f"{run} holds files that do not belong to a model, such as checkpoint_last.pt; name a new folder" in line
     assert sorted(path.name for path in run.iterdir()) == before
 
 

@@ -100,7 +100,7 @@ def test_flags_of_fairseq_train_are_refused_with_what_replaces_them(
 
 def test_a_model_that_is_nowhere_is_refused(tmp_path: Path, capsys: Capture) -> None:
     words = ("finetune", *labelled(tmp_path), "--output", tmp_path / "out", "--model", "some-model")
-    assert "some-model does not exist; a model of the hub is hf:some-model" in failing_mlsm(capsys, *words)
+    assert "some-model does not exist; a model on the hub is hf:some-model" in failing_mlsm(capsys, *words)
 
 
 def test_fairseq_is_needed_for_its_checkpoints_only(tmp_path: Path) -> None:

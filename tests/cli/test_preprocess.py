@@ -193,7 +193,7 @@ def test_options_of_a_model_that_is_given_are_refused(
 
 def test_options_of_an_sae_reach_the_dictionary(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = whole_command("--coder", "batchtopk", "--k", "4", "--matryoshka", "4", "8")
-    assert "--iterations does not go with coder batchtopk" in failing_mlsm(capsys, *words)
+    assert "--iterations cannot be used with coder batchtopk" in failing_mlsm(capsys, *words)
     where = words.index("--iterations")
     words = [*words[:where], *words[where + 2 :]]
     assert main(words) == 0

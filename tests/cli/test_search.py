@@ -49,7 +49,7 @@ def test_index_and_query(tiny: TinyData, tmp_path: Path, capsys: Capture) -> Non
 
 
 def test_what_is_refused(tmp_path: Path, capsys: Capture) -> None:
-    assert "is no index" in failing_mlsm(capsys, "search", "query", tmp_path, "name")
+    assert "is not an index" in failing_mlsm(capsys, "search", "query", tmp_path, "name")
     assert "either a text or --input" in failing_mlsm(capsys, "search", "query", tmp_path)
 
 
@@ -60,7 +60,7 @@ def test_a_model_that_has_moved_is_asked_for(tiny: TinyData, tmp_path: Path, cap
     mlsm("search", "index", tmp_path / "docs.txt", *parts, "--output", tmp_path / "index")
     model.rename(tmp_path / "moved")
     line = failing_mlsm(capsys, "search", "query", tmp_path / "index", "name")
-    assert "is not there; pass --model, or --by words" in line
+    assert "does not exist; pass --model, or --by words" in line
     mlsm("search", "query", tmp_path / "index", "name", "--model", tmp_path / "moved")
     mlsm("search", "query", tmp_path / "index", "name", "--by", "words")
 

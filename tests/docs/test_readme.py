@@ -114,7 +114,7 @@ def test_checkpoints_are_used_as_documented(folder: Path) -> None:
         (folder / f"{split}.tsv").write_text("\n".join(rows * 8) + "\n", encoding="utf-8")
     printed = run_in(folder, f"{finetune.strip()} --max-epoch 1 --cpu")
     assert len(re.findall(r"^ +(?:mean|\d) +[\d.]+$|^deviation +[\d.]+$", printed, flags=re.M)) == 5
-    (call,) = re.findall(r"`(transformers\.pipeline\(.+\))` uses it", read(page))
+    (call,) = re.findall(r"`(transformers\.pipeline\(.+\))` uses\s+it", read(page))
     assert re.search(r"'label': '(good|bad)'", run_python(folder, f"import transformers\nprint({call})"))
     pair = {"sentence_good": "A name is bound.", "sentence_bad": "A name are bound."}
     (folder / "pairs.jsonl").write_text(json.dumps(pair) + "\n", encoding="utf-8")

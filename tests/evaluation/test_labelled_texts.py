@@ -31,7 +31,7 @@ def test_lines_are_labels_and_texts(tmp_path: Path) -> None:
     [
         ("a\tx\nb\n", "line 2 has 1 columns; expected label, text and for pairs a second text"),
         ("a\tx\ty\tz\n", "line 1 has 4 columns"),
-        ("a\tx\n\nb\ty\tz\n", "line 3 has 2 texts, the lines before have 1"),
+        ("a\tx\n\nb\ty\tz\n", "line 3 has 2 texts, but the lines before have 1"),
         ("a\tx\nb\t \n", "line 2 has an empty text"),
         ("a\tx\t\n", "line 1 has an empty text"),
         (" \tx\n", "line 1 has an empty label"),
@@ -139,7 +139,9 @@ def test_a_header_is_skipped(tmp_path: Path) -> None:
 def test_a_first_line_that_is_no_header_is_not_skipped_in_silence(
     tmp_path: Path, content: str, regression: bool
 ) -> None:
-    with pytest.raises(ValueError, match=r"train.tsv: the first line is no header: '(pos|0.5)' is a label; give each"):
+    with pytest.raises(
+        ValueError, match=r"train.tsv: the first line is not a header: '(pos|0.5)' is a label; give each"
+    ):
         read(tmp_path, content, header=True, regression=regression)
 
 
@@ -206,7 +208,7 @@ def test_texts_with_two_labels_and_texts_to_train_and_test_on_are_said(tmp_path,
     check_same_kind(train, [test], regression=False)
     assert caplog.messages == [
         f"{tmp_path}/test.tsv: 50% of its lines are in the training text, too (most of them in {tmp_path}/train.tsv): "
-        "what is measured on it says little of other text",
+        "what is measured on it says little about other text",
         f"{tmp_path}/train.tsv, line 2 has the label 'b', and line 1, the same text, 'a'; 1 of 5 texts contradict "
         "another",
     ]

@@ -66,7 +66,7 @@ def test_a_sentence_that_is_too_long_is_shown_in_part(model: Any) -> None:
 
 def test_a_sentence_without_tokens_has_no_score(model: Any) -> None:
     for text in ("", " ", "\u200b"):
-        with pytest.raises(ValueError, match="a sentence has no token, so that it cannot be scored"):
+        with pytest.raises(ValueError, match="a sentence has no token, so it cannot be scored"):
             compare_pairs(model, [pair("A name.", text)])
 
 

@@ -131,7 +131,7 @@ def test_pieces_that_do_not_match_the_words_are_no_words() -> None:
 
 
 def test_no_model_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="a model of the hub is hf:"):
+    with pytest.raises(FileNotFoundError, match="a model on the hub is hf:"):
         open_sentence_encoder(tmp_path / "none")
     with pytest.raises(FileNotFoundError, match="none does not exist"):
         check_encoder_names(["hf:any", tmp_path, tmp_path / "none"])

@@ -54,7 +54,7 @@ def test_the_fingerprint_is_of_contents(tiny: TinyData, tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_fine_tuned_is_refused(tiny: TinyData, tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="absent does not exist; a model of the hub is hf:"):
+    with pytest.raises(FileNotFoundError, match="absent does not exist; a model on the hub is hf:"):
         open_starting_model(tmp_path / "absent")
     with pytest.raises(ValueError, match="this is a fine-tuned classifier; export the pre-trained checkpoint"):
         open_starting_model(save_classifier(tiny, tmp_path, ["a", "b"]))

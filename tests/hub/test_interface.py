@@ -183,7 +183,7 @@ def test_what_a_model_lacks_is_said(tiny: TinyData) -> None:
 
 @pytest.mark.parametrize("text", ["No mask.", "Two <mask> of <mask>."])
 def test_a_text_without_one_mask_is_refused_in_one_line(model, text):
-    with pytest.raises(ValueError, match=r"has [02] times <mask>, and needs it once"):
+    with pytest.raises(ValueError, match=r"has [02] times <mask>, but needs it once"):
         model.fill_mask(text)
 
 

@@ -295,4 +295,4 @@ def test_a_latent_head_that_is_not_imported_is_named(
     shutil.copytree(library, tmp_path / "with_head")
     (tmp_path / "with_head" / "latent_head.safetensors").write_bytes(b"")
     import_model(tmp_path / "with_head", tmp_path / "model", LINES)
-    assert "latent_head.safetensors is not imported; a training with codes makes a new latent head" in caplog.text
+    assert "latent_head.safetensors is not imported; training with codes makes a new latent head" in caplog.text

@@ -316,7 +316,7 @@ def test_pairs_are_drawn_from_the_content(tokenizer: Any, anchors: str) -> None:
         (lambda: MaskedLmCollator(make_tokenizer(mask_token=None)), "the tokenizer has no mask token"),
         (
             lambda: MaskedLmCollator(make_tokenizer())(items(PretrainingSequences([[2, 900, 3]]), 0)),
-            "sequence 0 has the id 900, and the tokenizer has only ids below 65",
+            "sequence 0 has the id 900, but the tokenizer only has ids below 65",
         ),
         (
             lambda: LatentSemanticCollator(make_tokenizer())(items(PretrainingSequences([[2, 9, 3]]), 0)),

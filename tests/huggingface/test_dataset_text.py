@@ -48,8 +48,8 @@ def test_a_split_of_a_folder_is_read(tmp_path: Path) -> None:
     ("rows", "message"),
     [
         ([{"body": "x"}], "row 1 has no column text, only body; name one with --column"),
-        ([{"text": "x"}, {"text": None}], "row 2 has NoneType and no text in the column text"),
-        ([{"text": 3}], "row 1 has int and no text"),
+        ([{"text": "x"}, {"text": None}], "row 2 has NoneType instead of text in the column text"),
+        ([{"text": 3}], "row 1 has int instead of text"),
         ([{"text": "a\0b"}], "row 1 has a NUL character"),
         ([{"text": " "}], "no row has text in the column text"),
         ([], "no row has text"),
@@ -65,5 +65,5 @@ def test_what_is_no_text_is_one_line_and_nothing_is_written(
 
 @pytest.mark.parametrize("name", ["text.txt", "noending", "nowhere.jsonl"])
 def test_other_files_are_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(ValueError, match=r"is neither JSON lines, CSV nor Parquet|cannot be read as a dataset"):
+    with pytest.raises(ValueError, match=r"is not JSON lines, CSV or Parquet|cannot be read as a dataset"):
         list(rows_of_files([tmp_path / name]))

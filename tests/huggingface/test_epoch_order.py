@@ -162,7 +162,7 @@ def test_a_training_resumes_within_an_epoch_as_it_was_begun(tmp_path: Path, chan
         first.train()
     checkpoint = tmp_path / "checkpoint-8"
     second, _ = trainer_of(tmp_path, **changed)
-    with pytest.raises(ValueError, match=f"the {what}.* now, and the training was stopped within an epoch"):
+    with pytest.raises(ValueError, match=f"the {what}.* now, but the training was stopped within an epoch"):
         second.train(resume_from_checkpoint=str(checkpoint))
     # half the batches of twice the size, and a checkpoint that remembers nothing
     trainer_of(tmp_path, per_device_train_batch_size=2, gradient_accumulation_steps=2, max_steps=9)[0].train(

@@ -64,7 +64,7 @@ def test_other_ids_are_named(tiny: TinyData, tmp_path: Path, caplog: pytest.LogC
     tokenizer = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
     tokenizer["normalizer"] = {"type": "Lowercase"}
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
-    with pytest.raises(ValueError, match=r"gives other ids for 'The name is bound\.' than that of the training"):
+    with pytest.raises(ValueError, match=r"gives other ids for 'The name is bound\.' than the one used in training"):
         check_saved(folder, model, own, LINES)
 
 

@@ -118,6 +118,6 @@ def test_padding_is_no_part_of_a_sentence() -> None:
     vectors = np.zeros((2, 4), np.float32)
     data = SentenceVectors([[2, 7, 3, collator.pad], [2, 7, 3]], vectors)
     assert collator([data[0], data[1]])["attention_mask"].tolist() == [[1, 1, 1, 0], [1, 1, 1, 0]]
-    for ids, why in (([2, collator.pad, 3], "has padding"), ([2, collator.largest_id + 1], "only ids below")):
+    for ids, why in (([2, collator.pad, 3], "has padding"), ([2, collator.largest_id + 1], "only has ids below")):
         with pytest.raises(ValueError, match=f"sentence 1 of the batch {why}|{why}"):
             collator([data[1], SentenceVectors([ids, ids], vectors)[0]])

@@ -111,7 +111,9 @@ def test_a_file_of_another_datastore_is_named(retrieval: Retrieval, tmp_path: Pa
     folder = shutil.copytree(retrieval.store, tmp_path / "store")
     PhraseDatastore(folder)
     exchanged(folder, name)
-    with pytest.raises(ValueError, match=rf"^{re.escape(str(folder / name))} is damaged or of another datastore; run"):
+    with pytest.raises(
+        ValueError, match=rf"^{re.escape(str(folder / name))} is damaged, or belongs to another datastore; run"
+    ):
         PhraseDatastore(folder)
 
 

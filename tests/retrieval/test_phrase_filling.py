@@ -153,7 +153,7 @@ def test_long_text_is_cut_around_its_masks(model: Any, store: PhraseDatastore) -
     assert not filler.was_cut(TEXT)
     tokens, places = filler.encode(TEXT)
     assert tokens[places[0] : places[0] + 2].tolist() == masks
-    with pytest.raises(ValueError, match="tokens apart, the model has 64 positions: use fewer masks"):
+    with pytest.raises(ValueError, match="tokens apart, but the model has 64 positions: use fewer masks"):
         filler.encode(f"<mask> {words} <mask>")
     with pytest.raises(ValueError, match="the text has no <mask>"):
         filler.encode("no mask")

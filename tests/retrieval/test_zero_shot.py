@@ -71,7 +71,7 @@ def test_repeated_words_count_once_and_labels_differ(filler: PhraseFiller, pipel
         assert found == expected
         with pytest.raises(ValueError, match=r"^the labels 'a' and 'c' have the same words; give each .* own$"):
             classifier(argument, {**VERBALIZER, "c": ["the target", "the", "the"]})
-        with pytest.raises(ValueError, match=r"^all words of the label 'c' are words of 'a', too, so that it is never"):
+        with pytest.raises(ValueError, match=r"^all words of the label 'c' are words of 'a', too, so it is never"):
             classifier(argument, {**VERBALIZER, "c": ["the target"]})
 
 

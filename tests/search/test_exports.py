@@ -118,11 +118,11 @@ def test_what_exists_stays_and_ids_that_repeat_are_refused(coder: DictionaryCode
     assert (tmp_path / "vectors.jsonl").read_text() == "kept"
     with pytest.raises(ValueError, match="the engine must be one of lucene, elasticsearch, qdrant"):
         export_index(index, tmp_path / "other.jsonl", "solr")
-    with pytest.raises(ValueError, match="is no index"):
+    with pytest.raises(ValueError, match="is not an index"):
         export_index(tmp_path, tmp_path / "other.jsonl", "qdrant")
     (tmp_path / "docs.jsonl").write_text('{"id": "a", "text": "name"}\n{"id": "a", "text": ""}\n')
     build_index([tmp_path / "docs.jsonl"], coder, tmp_path / "index")
-    with pytest.raises(ValueError, match="1 documents have the id of another one, which lucene would replace"):
+    with pytest.raises(ValueError, match="1 documents have the id of another, which lucene would replace"):
         export_index(tmp_path / "index", tmp_path / "other.jsonl", "lucene")
     assert not (tmp_path / "other.jsonl").exists()
     assert export_index(tmp_path / "index", tmp_path / "other.jsonl", "qdrant") == 2

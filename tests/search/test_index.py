@@ -111,7 +111,7 @@ def test_other_files_another_model_and_no_index_are_one_line(
     other = DictionaryCodes(*make_encoder(text, tmp_path / "other"))
     with pytest.raises(ValueError, match="another model or dictionary"):
         SearchIndex(tmp_path / "index", other)
-    with pytest.raises(ValueError, match="is no index"):
+    with pytest.raises(ValueError, match="is not an index"):
         SearchIndex(tmp_path)
     by_words = SearchIndex(tmp_path / "index")
     assert by_words.search(by_words.documents[0].text, mode="words")
@@ -145,7 +145,7 @@ def test_a_folder_of_something_else_stays_as_it_is(coder: DictionaryCodes, text:
     folder = tmp_path / "model"
     folder.mkdir()
     (folder / "config.json").write_text("{}")
-    with pytest.raises(ValueError, match=r"of an index, such as config\.json"):
+    with pytest.raises(ValueError, match=r"to an index, such as config\.json"):
         build_index([text], coder, folder, SMALL)
     assert [path.name for path in folder.iterdir()] == ["config.json"]
 
@@ -155,7 +155,7 @@ def test_ids_that_repeat_are_warned_of(
 ) -> None:
     (tmp_path / "docs.jsonl").write_text('{"id": 1, "text": "name"}\n' * 3)
     build_index([tmp_path / "docs.jsonl"], coder, tmp_path / "index", SMALL)
-    assert "2 of 3 documents have the id of another one" in caplog.text
+    assert "2 of 3 documents have the id of another" in caplog.text
 
 
 @pytest.mark.parametrize("how", ["cut", "emptied", "removed"])

@@ -78,7 +78,7 @@ def encode_blocks(
     if own_shards:
         if process.rank == 0 and writer.num_shards < process.world_size:
             logger.warning(
-                "%s: %d processes share %d shards, so that some have nothing to do; use a smaller --shard-tokens",
+                "%s: %d processes share %d shards, so some have nothing to do; use a smaller --shard-tokens",
                 name,
                 process.world_size,
                 writer.num_shards,

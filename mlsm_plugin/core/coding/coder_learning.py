@@ -68,9 +68,9 @@ class LearningSettings(ModelRun):
     tokens: int = option(
         1_000_000,
         least=1,
-        help="hidden states to learn from; those of an SAE are not kept, and may be read several times",
+        help="hidden states to learn from; for an SAE they are not kept, and may be read several times",
     )
-    batch_size: int | None = option(None, least=1, help="hidden states in a mini-batch (default: 400; of an SAE: 256)")
+    batch_size: int | None = option(None, least=1, help="hidden states in a mini-batch (default: 400; for an SAE: 256)")
     lambda_: float | None = option(None, above=0, help="lasso: weight of the L1 penalty (default: 0.05)")
     iterations: int | None = option(None, least=1, help="lasso: number of mini-batches (default: 1000)")
     backend: str | None = option(
@@ -79,14 +79,12 @@ class LearningSettings(ModelRun):
         help="lasso: torch: online learning with the active-set solver; spams: spams.trainDL, on the CPU (default: "
         "torch)",
     )
-    k: int | None = option(
-        None, least=1, help="SAE: active latents of a token, on average with batchtopk (default: 32)"
-    )
+    k: int | None = option(None, least=1, help="SAE: active latents per token, on average with batchtopk (default: 32)")
     matryoshka: list[int] | None = option(
         None,
         least=1,
         metavar="M",
-        help="SAE: sizes of prefixes, ascending; the first M latents of each also have to reconstruct alone",
+        help="SAE: ascending sizes of prefixes; for each size M, the first M latents must also reconstruct alone",
     )
     learning_rate: float | None = option(None, above=0, help="SAE: largest learning rate of Adam (default: 0.003)")
     seed: int = seed("of the sample and the first atoms")
@@ -100,7 +98,7 @@ class LearningSettings(ModelRun):
         for name in (LASSO_DEFAULTS | SAE_DEFAULTS).keys() - defaults.keys():
             if getattr(self, name) is not None:
                 owner = " or ".join(coder for coder in CODERS if (coder == LASSO) != (self.coder == LASSO))
-                raise ValueError(f"{name} does not go with coder {self.coder}; leave it out, or choose {owner}")
+                raise ValueError(f"{name} cannot be used with coder {self.coder}; leave it out, or choose {owner}")
         for name, default in defaults.items():
             if getattr(self, name) is None:
                 object.__setattr__(self, name, default)
@@ -181,7 +179,7 @@ def learn_into(
         if settings.coder == LASSO and not overwrite and stopped.is_file():
             raise ValueError(
                 f"{stopped} belongs to a stopped training of a sparse autoencoder. Pass --overwrite to `mlsm "
-                "dictionary` or delete the file to give it up, or choose another --output"
+                "dictionary` or delete the file to discard it, or choose another --output"
             )
         encoder = open_model()
         stream = HiddenStateStream(

@@ -13,10 +13,13 @@ class CoderImport:
     """What the files of another program do not say of a dictionary or SAE. ValueError if a value is out of range."""
 
     layer: int | None = option(
-        None, least=0, metavar="L", help="hidden state that it is for: 0 is the embeddings, 1 the first layer, ..."
+        None,
+        least=0,
+        metavar="L",
+        help="hidden state that the dictionary is for: 0 is the embeddings, 1 the first layer, ...",
     )
     auxiliary: str | None = option(
-        None, metavar="CHECKPOINT", help="model that it is for: a fairseq checkpoint, or hf:PATH"
+        None, metavar="CHECKPOINT", help="model that the dictionary is for: a fairseq checkpoint, or hf:PATH"
     )
     lambda_: float | None = option(None, above=0, help="weight of the L1 penalty (of an .npy file)")
     normalize: bool = option(False, help="scale the rows of an .npy file to unit norm")
@@ -66,7 +69,7 @@ class PreprocessSettings:
     auxiliary_arch: str | None = option(
         None,
         metavar="ARCH",
-        help="architecture of the auxiliary model (default: mlsm_modern_small, or that of a run that is there)",
+        help="architecture of the auxiliary model (default: mlsm_modern_small, or that of an existing run)",
     )
     auxiliary_updates: int = option(100_000, least=1, help="updates of the auxiliary model")
 

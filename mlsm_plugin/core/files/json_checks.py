@@ -17,8 +17,7 @@ def check_json(value: object, check: Check, where: object) -> Any:
     problem = check(value)
     if problem is not None:
         raise ValueError(
-            f"{where} is not what it should be: {problem}; if a step of mlsm wrote it, delete it and run that step "
-            "again"
+            f"{where} is not valid: {problem}; if a step of mlsm wrote it, delete it and run that step again"
         )
     return value
 

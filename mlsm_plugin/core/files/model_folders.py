@@ -83,7 +83,7 @@ def check_model_folder(path: PathLike) -> None:
     foreign = sorted({*path.glob("*")} - {*models} - beside)
     if foreign:
         raise ValueError(
-            f"{path} holds other files than those of a model, such as {foreign[0].name}; name a new folder"
+            f"{path} holds files that do not belong to a model, such as {foreign[0].name}; name a new folder"
         )
 
 

@@ -257,7 +257,7 @@ def load_library_model(
     missing = _without_second_biases(model, missing)
     if missing and any(name.startswith(HEAD_OF_DEBERTA) for name in info["unexpected_keys"]):
         raise ValueError(
-            f'{folder} has its masked-LM head in {HEAD_OF_DEBERTA[:-1]}, as DeBERTa of its authors; set "legacy": '
+            f'{folder} has its masked-LM head in {HEAD_OF_DEBERTA[:-1]}, like the published DeBERTa; set "legacy": '
             "false in its config.json"
         )
     of_encoder = [name for name in missing if name.startswith(prefix)]

@@ -13,7 +13,7 @@ class BlockSettings:
     ValueError if a value is out of range.
     """
 
-    tokens_per_sample: int = option(512, least=2, help="longest block in tokens, BOS included")
+    tokens_per_sample: int = option(512, least=2, help="longest block (sequence) in tokens, BOS included")
     sample_break_mode: str = option(
         "complete",
         choices=("none", "complete", "complete_doc", "eos"),

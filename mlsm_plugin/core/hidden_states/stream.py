@@ -103,7 +103,7 @@ class HiddenStateStream:
         if rows and (none_yet or rows >= self.batch_size):
             yield blocks, rows
         elif none_yet:
-            raise ValueError("the text holds no tokens but special ones, so that nothing can be learned from it")
+            raise ValueError("the text has only special tokens, so nothing can be learned from it")
 
     def _hidden_states(
         self, blocks: list[int], number: int, closed: threading.Event | None = None, device: Device = None

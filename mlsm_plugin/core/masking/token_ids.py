@@ -43,8 +43,8 @@ def check_attention(ids: np.ndarray, attention_mask: ArrayLike, name: str) -> No
     left_out = np.unique(ids[attended == 0])
     if len(within) > len(text) or len(left_out) > 1 or np.isin(left_out, within).any():
         raise ValueError(
-            f"the attention_mask of {name} is 0 at ids that are not padding, and this package attends to all ids but "
-            "padding; take these ids out of the text"
+            f"the attention_mask of {name} is 0 at ids that are not padding, but this package attends to all ids "
+            "except padding; take these ids out of the text"
         )
 
 
@@ -53,7 +53,7 @@ def check_padding(ids: np.ndarray, pad: int, name: str) -> None:
     text = np.flatnonzero(ids != pad)
     if len(text) and text[-1] + 1 > len(text):
         raise ValueError(
-            f"{name} has padding (the id {pad}) before or between other ids, and this package pads at the end only; "
+            f"{name} has padding (the id {pad}) before or between other ids, but this package only pads at the end; "
             "pass ids without padding"
         )
 
@@ -62,7 +62,7 @@ def check_largest_id(ids: np.ndarray, largest: int, name: str) -> None:
     """Raise ValueError if one of the ids (n,) is larger than the ``largest`` that the tokenizer has."""
     if ids.max(initial=0) > largest:
         raise ValueError(
-            f"{name} has the id {int(ids.max())}, and the tokenizer has only ids below {largest + 1}; pass the "
+            f"{name} has the id {int(ids.max())}, but the tokenizer only has ids below {largest + 1}; pass the "
             "tokenizer that made the ids"
         )
 

@@ -123,7 +123,7 @@ def in_long_words(begins: np.ndarray, longest: int = LONGEST_WORD) -> np.ndarray
 @functools.cache
 def _say_once(longest: int) -> None:
     logger.warning(
-        "the text has words of more than %d tokens, as it has where no spaces stand between words: each token of such "
+        "the text has words of more than %d tokens, as in languages without spaces between words: each token of such "
         "a word counts as a word",
         longest,
     )

@@ -140,7 +140,7 @@ class MuonAdamW(torch.optim.Optimizer):
         block_rows: int | None = None,
     ) -> None:
         if not matrices:
-            raise ValueError("there is no matrix of a layer among the parameters, and only those are for Muon")
+            raise ValueError("there is no matrix of a layer among the parameters, and Muon only trains those")
         self._parts: list[torch.optim.Optimizer] = []
         super().__init__(
             [*({**group, "muon": False} for group in others), {"params": list(matrices), "muon": True}], {}

@@ -114,8 +114,8 @@ class LassoCoder(SparseCoder):
             first = first_of.setdefault(atom.tobytes(), index)
             if first != index:
                 raise ValueError(
-                    f"atoms {first} and {index} of the dictionary are identical, so that codes are not unique; "
-                    "learn another dictionary, or leave one of them out"
+                    f"atoms {first} and {index} of the dictionary are identical, so codes are not unique; learn "
+                    "another dictionary, or leave one of them out"
                 )
 
     def inexact(self, coded: SparseCodes) -> InexactCodes | None:

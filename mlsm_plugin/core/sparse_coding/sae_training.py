@@ -64,10 +64,10 @@ class SaeSettings:
         (), help="ascending sizes of Matryoshka prefixes, below num_atoms; each has to reconstruct alone, too"
     )
     rate: float = option(3e-3, above=0, help="largest learning rate of Adam")
-    auxiliary_weight: float = option(AUXILIARY_WEIGHT, help="of the auxiliary loss, which revives dead latents")
+    auxiliary_weight: float = option(AUXILIARY_WEIGHT, help="weight of the auxiliary loss, which revives dead latents")
     # rare latents do not fade
     weight_decay: float = option(
-        WEIGHT_DECAY, help="share of the rate by which an update shrinks encoder rows that its batch activated"
+        WEIGHT_DECAY, help="share of the learning rate by which an update shrinks encoder rows that its batch activated"
     )
     seed: int = seed("of the first weights")
 

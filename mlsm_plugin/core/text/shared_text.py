@@ -84,7 +84,7 @@ def warn_of_shared_text(train: Sequence[NamedText], held_out: Sequence[NamedText
             most = names[counts.index(max(counts))]
             logger.warning(
                 f"{name}: {share:.0%} of its lines are in the training text, too (most of them in {most}): what is "
-                "measured on it says little of other text"
+                "measured on it says little about other text"
             )
 
 

@@ -103,7 +103,7 @@ def read_lines(path: PathLike, report: Callable[[int], object] | None = None) ->
 def check_text(text: str, where: str = "the text") -> None:
     """Raise ValueError if a text, as from JSON or a command line, has what no text has: NUL, or half a character."""
     if "\0" in text:
-        raise ValueError(f"{where} has a NUL character, which no text has; leave it out")
+        raise ValueError(f"{where} has a NUL character, which text never has; leave it out")
     surrogate = LONE_SURROGATE.search(text)
     if surrogate is not None:
         raise ValueError(
@@ -225,7 +225,7 @@ def _check_kind(path: PathLike, first: str) -> None:
     for beginning, (kind, remedy) in OTHER_KINDS.items():
         if re.match(beginning, first.lstrip(), re.IGNORECASE):
             raise ValueError(
-                f"{path} begins as {kind}, which is no raw text; {remedy} (if it is text, let it begin otherwise)"
+                f"{path} begins as {kind}, which is not raw text; {remedy} (if it is text, change how it begins)"
             )
 
 

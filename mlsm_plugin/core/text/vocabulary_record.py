@@ -86,7 +86,7 @@ def check_vocabulary_record(
 def _difference(name: str, folder: PathLike) -> tuple[str, str, str]:
     """What differs, where it is, and what effect that has."""
     if name in TOKENIZERS:
-        return "another tokenizer", str(folder), "it reads text in another way, also where the symbols are the same"
+        return "another tokenizer", str(folder), "it reads text differently, even where the symbols are the same"
     where = f"{folder}/{SYMBOL_FILES[name]}"
     if name == "labels":
         return "another list of labels", where, "the same ids mean other labels"

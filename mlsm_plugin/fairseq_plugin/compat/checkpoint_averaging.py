@@ -62,7 +62,7 @@ def average_checkpoints(paths: Sequence[PathLike], output: PathLike) -> list[int
         check_configuration(content, file)
         _check_same_model(files[-1], contents[-1], file, content)
     if names := _differing(Path(output), files[-1]):
-        raise ValueError(f"beside {output} lies the {names[0]} of another vocabulary; choose another folder")
+        raise ValueError(f"the {names[0]} beside {output} has another vocabulary; choose another folder")
     recorded = contents[-1].get("task_state") or {}
     remedy = "choose another folder for the mean"
     check_vocabulary_record(recorded, Path(output).parent, str(files[-1]), remedy, only=TOKENIZER)
@@ -95,8 +95,8 @@ def _check_same_model(last: Path, last_content: CheckpointState, file: Path, con
     beginnings = [_beginning(config) for config in configs]
     if beginnings[0] != beginnings[1]:
         raise ValueError(
-            f"{problem}: they began with other weights ({beginnings[0]}; {beginnings[1]}), so that their mean is no "
-            f"model; {remedy}"
+            f"{problem}: they began with different weights ({beginnings[0]}; {beginnings[1]}), so their mean is not a "
+            f"working model; {remedy}"
         )
     if len(untrained := {why_untrained(config) for config in configs}) > 1:
         raise ValueError(f"{problem}: of only one of them, {next(filter(None, untrained))}; {remedy}")
@@ -118,10 +118,10 @@ def _check_same_symbols(
     differing = {name for name in RECORDED if len({state.get(name) for state in states} - {None}) > 1}
     differing |= {name for name, file_name in SYMBOL_FILES.items() if file_name in _differing(file, last)}
     if differing and differing <= {*TOKENIZERS}:
-        raise ValueError(f"{problem}: their tokenizers differ, which read text in other ways")
+        raise ValueError(f"{problem}: their tokenizers differ, and read text differently")
     if differing:
         what = "labels" if differing == {"labels"} else "vocabularies"
-        raise ValueError(f"{problem}: their {what} differ, so that the same ids mean other ones")
+        raise ValueError(f"{problem}: their {what} differ, so the same ids mean different ones")
 
 
 def _shapes(content: CheckpointState) -> dict[str, torch.Size]:

@@ -252,15 +252,15 @@ def check_same_batches(contents: CheckpointState, cfg: FairseqConfig) -> None:
             if place and name in before and name in now and before[name] != now[name]:
                 flag = f"--{name.replace('_', '-')}"
                 raise ValueError(
-                    f"{flag} is {now[name]}, and the run was stopped within an epoch with {before[name]}, so that its "
+                    f"{flag} is {now[name]}, but the run was stopped within an epoch with {before[name]}, so its "
                     f"place in the text is not known; pass {flag} {before[name]}, or --reset-dataloader to begin with "
                     "the first epoch"
                 )
     trained = extra_state.get(TRAIN_SPLIT)
     if place and trained is not None and trained != split_fingerprint(cfg):
         raise ValueError(
-            f"the text of {cfg.task.data} is not that of the run, which was stopped within an epoch, so that its place "
-            "in the text is not known; pass the dataset of the run, or --reset-dataloader to begin with the first epoch"
+            f"the text of {cfg.task.data} is not that of the run, which was stopped within an epoch, so its place in "
+            "the text is not known; pass the dataset of the run, or --reset-dataloader to begin with the first epoch"
         )
 
 

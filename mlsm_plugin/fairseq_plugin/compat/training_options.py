@@ -125,8 +125,8 @@ def check_options(args: argparse.Namespace, words: Sequence[str]) -> None:
     for folder in fairseq_utils.split_paths(args.data)[1:]:
         if not os.path.exists(os.path.join(folder, f"{args.train_subset}.idx")):
             raise ValueError(
-                f"{folder} has no split {args.train_subset}, and epochs take the folders in turn; binarize it there, "
-                "or leave that folder out"
+                f"{folder} has no split {args.train_subset}, and epochs alternate between the folders; binarize it "
+                "there, or leave that folder out"
             )
 
 
@@ -136,7 +136,7 @@ def _check_missing(args: argparse.Namespace, words: Sequence[str]) -> None:
     if args.optimizer is None:
         raise ValueError("--optimizer is missing; pass one, such as --optimizer fused_adamw")
     if not any(word.partition("=")[0] == "--lr" for word in words):
-        raise ValueError("--lr is missing, and fairseq would take 0.25; pass one, such as --lr 1e-3")
+        raise ValueError("--lr is missing, and fairseq would use 0.25; pass one, such as --lr 1e-3")
     if args.lr_scheduler == "polynomial_decay" and args.total_num_update is None:
         number = args.max_update if args.max_update and args.max_update > 0 else "N"
         raise ValueError(f"--lr-scheduler polynomial_decay needs --total-num-update; pass --total-num-update {number}")

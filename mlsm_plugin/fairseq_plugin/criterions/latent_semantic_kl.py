@@ -28,8 +28,8 @@ class LatentSemanticKlConfig(FairseqDataclass):
     # fairseq understands typing.Optional, but not `int | None`
     latent_updates: Optional[int] = option(  # noqa: UP045
         None,
-        help="the weight of the latent-semantic loss falls in a straight line and is 0 from this update on; "
-        "what follows is masked LM (default: the weight stays)",
+        help="the weight of the latent-semantic loss falls linearly and is 0 from this update on; after that, only "
+        "masked LM is trained (default: the weight is constant)",
     )
     latent_target: ChoiceEnum(list(LATENT_LOSSES)) = option(  # type: ignore[valid-type]
         "distribution", help="distribution: KL divergence from the code; argmax: cross entropy with its strongest atom"

@@ -172,8 +172,8 @@ class TokenContrastiveCriterion(SummedCriterion):
         if not self._warned and bool(valid.any()) and bool((negative == NONE).all()):
             self._warned = True
             logger.warning(
-                "a batch has only one sequence with text, so that it has no negatives, and its contrastive loss is 0; "
-                "use a larger --batch-size or --max-tokens%s",
+                "a batch has only one sequence with text, so it has no negatives, and its contrastive loss is 0; use "
+                "a larger --batch-size or --max-tokens%s",
                 "" if cfg.negatives_across_ranks else ", or --negatives-across-ranks",
             )
         return contrastive_terms(semantics, anchors, positive, negative, temperature=cfg.temperature, keys=keys)

@@ -182,10 +182,10 @@ class LatentHeadModel(RobertaModel):
         if not new:
             logger.info("the checkpoint's latent head is not used by this task and is left out")
         elif not saved:
-            logger.info("the checkpoint has no latent head: a new one starts from scratch")
+            logger.info("the checkpoint has no latent head: a new one is initialized at random")
         else:
             logger.warning(
-                "the checkpoint's latent head has %d atoms, the codes have %d: a new head starts from scratch",
+                "the checkpoint's latent head has %d atoms, the codes have %d: a new head is initialized at random",
                 len(saved[prefix + "bias"]),
                 len(new[prefix + "bias"]),
             )

@@ -55,9 +55,9 @@ class MlsmDebertaModel(MlsmModernModel):
     ffn_name = "MLP"
     ffn_width = "4 times the width"
     whole_options: ClassVar = {
-        "position-buckets": "buckets of the distances to one side; those up to half of N have one each. 0: all do "
-        "(default: 256)",
-        "max-relative-positions": "the distance in tokens from which on all count as the same (default: 512)",
+        "position-buckets": "number of buckets for the distances to one side; those up to half of N have one each. 0: "
+        "all do (default: 256)",
+        "max-relative-positions": "distance in tokens from which all count as the same (default: 512)",
     }
     real_options: ClassVar = {}
 

@@ -133,8 +133,8 @@ class MlsmModernModel(LatentHeadModel):
         parser.add_argument(
             "--initialization",
             choices=[BY_BERT, BY_WIDTH],
-            help="how the weights of the layers are drawn. bert: with a standard deviation of 0.02. width: of "
-            "1 / sqrt(width), and the dense layer of the LM head begins near the identity; learns faster (default: "
+            help="how the layers' weights are initialized. bert: with a standard deviation of 0.02. width: of 1 / "
+            "sqrt(width), and the LM head's dense layer starts near the identity; learns faster (default: "
             f"{cls.initialization})",
         )
         text = "activation in the head of a fine-tuned model (default: tanh)"

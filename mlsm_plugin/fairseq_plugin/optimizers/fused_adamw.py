@@ -115,8 +115,8 @@ class MuonConfig(FusedAdamWConfig):
     muon_weight_decay: float = option(0.0, help="decoupled weight decay of the matrices of the layers")
     muon_block_rows: Optional[int] = option(  # noqa: UP045
         None,
-        help="orthogonalize blocks of N rows, such as 64, and not whole matrices: faster, and better in trainings of "
-        "at most 1,200 updates",
+        help="orthogonalize blocks of N rows, such as 64, instead of whole matrices: faster, and better in runs of at "
+        "most 1,200 updates",
     )
 
 

@@ -70,19 +70,19 @@ class BaseMaskedLMConfig(MaskedLMConfig, SavedRunConfig):
     # fairseq understands typing.Optional, but not `float | None`
     valid_mask_prob: Optional[float] = option(  # noqa: UP045
         None,
-        help="share of the tokens that is masked in validation (default: that of training, --mask-prob); set it "
-        "to compare runs with other shares: the more is masked, the higher is the loss of the same model",
+        help="share of tokens that are masked in validation (default: that of training, --mask-prob); set it to "
+        "compare runs with different shares: the more is masked, the higher the loss of the same model",
     )
     mask_prob_end: Optional[float] = option(  # noqa: UP045
         None,
-        help="the share of masked tokens goes in a straight line from --mask-prob to this one; validation masks this "
-        "share unless --valid-mask-prob is given (default: the share stays)",
+        help="the share of masked tokens changes linearly from --mask-prob to this one; validation masks this share "
+        "unless --valid-mask-prob is given (default: the share is constant)",
     )
     mask_updates: Optional[int] = option(  # noqa: UP045
         None, help="number of updates after which the share is --mask-prob-end (default: --max-update)"
     )
     count_words: Optional[str] = option(  # noqa: UP045
-        None, help="count the words of the batches, as this file of `mlsm babylm train` says"
+        None, help="count the words of the batches with this file, which `mlsm babylm train` wrote"
     )
     train_subset: str = II("dataset.train_subset")
 
@@ -236,7 +236,7 @@ class BaseMaskedLMTask(PluginTask, MaskedLMTask):
         if not self._mask_updates > 0:
             raise ValueError("--mask-prob-end needs the number of updates: pass --max-update, or --mask-updates")
         if self.cfg.mask_multiple_length > 1 or self.cfg.skip_masking:
-            raise ValueError("--mask-prob-end does not go with --mask-multiple-length or --skip-masking")
+            raise ValueError("--mask-prob-end cannot be combined with --mask-multiple-length or --skip-masking")
 
     @property
     def _mask_updates(self) -> int:

@@ -55,7 +55,7 @@ class MaskedLatentSemanticConfig(BaseMaskedLMConfig):
     )
     # fairseq understands typing.Optional, but not `str | None`
     latent_codes: Optional[str] = option(  # noqa: UP045
-        None, help="store: folder of the codes, <split>.codes (default: the data; A:B as there)"
+        None, help="store: folder of the codes, <split>.codes (default: the data; A:B for several datasets)"
     )
     auxiliary_checkpoint: Optional[str] = option(None, help="online: checkpoint of the auxiliary model, or hf:PATH")  # noqa: UP045
     latent_dictionary: Optional[str] = option(None, help="online: folder that `mlsm dictionary` wrote")  # noqa: UP045
@@ -67,7 +67,7 @@ class MaskedLatentSemanticConfig(BaseMaskedLMConfig):
     auxiliary_fp16: bool = option(
         False,
         help="online: run the auxiliary model in float16, on a CPU with products in bfloat16. By default its products "
-        "are in bfloat16 if the device is fast in it; codes then differ from those in float32 by its rounding",
+        "are in bfloat16 if the device is fast in it; codes then differ from those in float32 by rounding",
     )
 
 
@@ -195,7 +195,7 @@ class MaskedLatentSemanticTask(BaseMaskedLMTask):
                 )
             logger.info(
                 "%s covers %g of the positions (seed %d): masks are drawn among those only, each with probability "
-                "%.4g, so that the share %g of the content tokens is masked as with full coverage",
+                "%.4g, so a share of %g of the content tokens is masked, as with full coverage",
                 directory,
                 part.coverage,
                 part.seed,

@@ -76,7 +76,7 @@ class SavedRunConfig(FairseqDataclass):
     autocast: ChoiceEnum(["auto", "bf16", "off"]) = option(  # type: ignore[valid-type]
         "off",
         help="bf16: matrix products in bfloat16, weights, optimizer and losses in float32; auto: bf16 where the "
-        "machine is fast in it (`mlsm doctor` says so); off: everything in the precision of the weights",
+        "machine is fast in it (see `mlsm doctor`); off: everything in the precision of the weights",
     )
     compile: ChoiceEnum(["auto", "on", "off"]) = option(  # type: ignore[valid-type]
         "auto",
@@ -93,8 +93,8 @@ class SavedRunConfig(FairseqDataclass):
     no_save: bool = II("checkpoint.no_save")
     reuse_dataloader: bool = option(
         False,
-        help="keep loader processes from epoch to epoch, as fairseq does by default; they only know the number "
-        "of the first epoch, and every epoch draws the same masks or spans",
+        help="keep loader processes between epochs, as fairseq does by default; they only know the number of the "
+        "first epoch, so every epoch draws the same masks or spans",
     )
 
 
@@ -102,7 +102,9 @@ class SavedRunConfig(FairseqDataclass):
 class TextBlocksConfig(SavedRunConfig):
     """Options for cutting a binarized dataset into samples, for tasks that are not based on masked LM."""
 
-    data: str = option(MISSING, help="binarized dataset, or several joined by colons, which epochs use in turn")
+    data: str = option(
+        MISSING, help="binarized dataset, or several joined by colons, between which the epochs alternate"
+    )
     sample_break_mode: SAMPLE_BREAK_MODES = option("complete", help=SAMPLE_BREAK_MODE_HELP)  # type: ignore[valid-type]
     tokens_per_sample: int = option(256, help="maximum number of tokens of a sample, BOS included")
 
@@ -235,7 +237,7 @@ class PluginTask(ABC):
         if self.compiles and not self._compiled:
             if torch.is_autocast_enabled("cpu") and not is_one_graph(model):
                 raise ValueError(
-                    "--compile on: of this model the compiler makes wrong gradients in bfloat16 on a CPU; pass "
+                    "--compile on: for this model, the compiler makes wrong gradients in bfloat16 on a CPU; pass "
                     "--autocast off or --compile off"
                 )
             self._compiled = compile_parts(model, one_length=str(self.cfg.sample_break_mode) == "none")

@@ -49,7 +49,7 @@ class SpanDenoisingConfig(TextBlocksConfig):
         help="maximum number of tokens of a corrupted source, </s> included; raw blocks are longer so that the "
         "corrupted source fills the block",
     )
-    noise_density: float = option(0.15, help="share of the tokens that becomes noise")
+    noise_density: float = option(0.15, help="share of tokens that become noise")
     mean_span_length: float = option(3.0, help="mean number of tokens of a noise span")
     sentinels: int = option(
         DEFAULT_SENTINELS,

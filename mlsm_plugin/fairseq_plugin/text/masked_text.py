@@ -76,7 +76,9 @@ def cut_around_masks(ids: list[int], places: list[int], *, length: int, limit: i
     last = places[-1] + length
     room = limit - 2 - (last - first)
     if room < 0:
-        raise ValueError(f"the masks are {last - first} tokens apart, the model has {limit} positions: use fewer masks")
+        raise ValueError(
+            f"the masks are {last - first} tokens apart, but the model has {limit} positions: use fewer masks"
+        )
     begin = max(1, min(first - room // 2, len(ids) - 1 - (limit - 2)))
     return [ids[0], *ids[begin : begin + limit - 2], ids[-1]], [place - begin + 1 for place in places]
 

@@ -78,7 +78,7 @@ class TokenizerSettings:
     user_symbols: list[str] = option(
         [],
         metavar="SYMBOL",
-        help="pieces that are never cut, such as [url] or @user; text without spaces, other than <...>",
+        help="pieces that are never split, such as [url] or @user; text without spaces, other than <...>",
     )
     keep_characters: bool | None = None  # change no character of the text, and therefore none of its words
 

@@ -40,8 +40,7 @@ def test_good_values_are_returned():
 def test_the_first_problem_is_named(change, problem):
     value = {**GOOD, **change} if isinstance(change, dict) else change
     with pytest.raises(
-        ValueError,
-        match=f"^file is not what it should be: {problem}.*; if a step of mlsm wrote it, delete it and run that step",
+        ValueError, match=f"^file is not valid: {problem}.*; if a step of mlsm wrote it, delete it and run that step"
     ):
         check_json(value, CHECK, "file")
 

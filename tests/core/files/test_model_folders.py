@@ -62,7 +62,7 @@ def test_the_same_model_and_what_lies_beside_one_stay(tmp_path: Path) -> None:
 def test_what_is_no_model_is_never_replaced(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("mine")
     for overwrite in (False, True):
-        with pytest.raises(ValueError, match=f"holds other files than those of a model, such as {name}"):
+        with pytest.raises(ValueError, match=f"holds files that do not belong to a model, such as {name}"):
             write(tmp_path, overwrite=overwrite)
     assert [path.name for path in tmp_path.iterdir()] == [name]
 

@@ -78,5 +78,5 @@ def test_samples_and_streams_hold_content_only(rows: list[list[int]], bos: bool)
 
 def test_nothing_is_learned_from_special_tokens() -> None:
     stream = HiddenStateStream(ListBlocks([[2, 3]], bos=True), Squares(), batch_size=1, max_batch_tokens=20)
-    with pytest.raises(ValueError, match="the text holds no tokens but special ones"):
+    with pytest.raises(ValueError, match="the text has only special tokens"):
         stream.sample(5)

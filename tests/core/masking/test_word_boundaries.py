@@ -63,7 +63,7 @@ def test_tokens_of_long_words_are_words_and_one_line_says_so(caplog: pytest.LogC
     assert np.flatnonzero(ends).tolist() == [9, *range(10, 21), 31, *range(33, 44)]
     word_boundaries(tokens, np.zeros(len(tokens), np.int64), classes)
     assert len(caplog.messages) == 1
-    assert "words of more than 10 tokens, as it has where no spaces stand between words" in caplog.messages[0]
+    assert "words of more than 10 tokens, as in languages without spaces between words" in caplog.messages[0]
 
 
 def test_classes_of_pieces() -> None:

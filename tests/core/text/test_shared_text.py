@@ -34,7 +34,7 @@ def test_lines_of_the_training_text_in_held_out_text_are_counted(
     warn_of_shared_files(train, [], [valid])
     said = (
         f"{valid}: {share}% of its lines are in the training text, too (most of them in {train[1]}): what is measured "
-        "on it says little of other text"
+        "on it says little about other text"
     )
     assert caplog.messages == ([said] if share else [])
 

@@ -89,7 +89,7 @@ def test_processes_write_their_own_shards_and_the_last_one_seals(
     for rank in (1, 0):
         encode(tiny, few, ToyCoder(), ProcessRank(rank, 4), shard_tokens=10**9)
     (said,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    assert said.startswith("valid: 4 processes share 1 shards, so that some have nothing to do; use a smaller")
+    assert said.startswith("valid: 4 processes share 1 shards, so some have nothing to do; use a smaller")
 
 
 def test_empty_codes_are_counted(tiny: TinyData, data: Path) -> None:

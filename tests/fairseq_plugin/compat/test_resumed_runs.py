@@ -95,11 +95,11 @@ def test_a_run_that_was_stopped_within_an_epoch_keeps_its_batches(tiny: TinyData
     for size in (16, 2):
         stopped = run(5, "--batch-size", size)
         assert stopped.returncode != 0
-        said = f"--batch-size is {size}, and the run was stopped within an epoch with 4, so that its place in the"
+        said = f"--batch-size is {size}, but the run was stopped within an epoch with 4, so its place in the"
         assert said in stopped.stderr.splitlines()[-1]
         assert "Traceback" not in stopped.stderr
     stopped = run(5, "--batch-size", 4, "--seed", 2)
-    assert "--seed is 2, and the run was stopped within an epoch with 1" in stopped.stderr.splitlines()[-1]
+    assert "--seed is 2, but the run was stopped within an epoch with 1" in stopped.stderr.splitlines()[-1]
     other = tiny.copy(tmp_path / "other")
     ids = np.memmap(other / "train.bin", np.uint16, mode="r+")
     ids[:20] = ids[:20][::-1]

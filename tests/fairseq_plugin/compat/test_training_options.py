@@ -65,7 +65,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         "resets everything but the weights; leave out --reset-meters",
     ),
     ({"finetune_from_model": "absent.pt"}, "--finetune-from-model absent.pt does not exist"),
-    ({"data": "data:absent"}, "absent has no split train, and epochs take the folders in turn; binarize"),
+    ({"data": "data:absent"}, "absent has no split train, and epochs alternate between the folders; binarize"),
 ]
 
 
@@ -85,7 +85,7 @@ def test_what_cannot_be_is_named(parsed: Namespace, changes: dict[str, Any], mes
 
 def test_a_rate_that_nobody_named_is_refused(parsed: Namespace) -> None:
     without = [word for word in WORDS if word not in ("--lr", "1e-3")]
-    with pytest.raises(ValueError, match=r"--lr is missing, and fairseq would take 0\.25; pass one, such as --lr 1e-3"):
+    with pytest.raises(ValueError, match=r"--lr is missing, and fairseq would use 0\.25; pass one, such as --lr 1e-3"):
         check_options(parsed, without)
     check_options(parsed, [*without, "--lr=1e-3"])
 

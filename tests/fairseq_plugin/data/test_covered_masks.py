@@ -244,7 +244,7 @@ def test_batches_have_the_codes_of_covered_masked_tokens(covered_data, caplog, s
     assert masked_tokens / content_tokens == pytest.approx(0.15, abs=4 * deviation)
     (line,) = [record.getMessage() for record in caplog.records if "masks are drawn" in record.getMessage()]
     assert f"{split}.codes covers {coverage} of the positions (seed {seed})" in line
-    assert f"each with probability {0.15 / coverage:.4g}, so that the share 0.15" in line
+    assert f"each with probability {0.15 / coverage:.4g}, so a share of 0.15" in line
 
 
 @pytest.mark.parametrize(

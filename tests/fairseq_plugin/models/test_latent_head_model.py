@@ -176,10 +176,13 @@ def test_a_model_without_head_leaves_that_of_the_checkpoint_out(run, caplog):
 @pytest.mark.parametrize(
     ("saved_atoms", "expected"),
     [
-        (None, ("INFO", "the checkpoint has no latent head: a new one starts from scratch")),
+        (None, ("INFO", "the checkpoint has no latent head: a new one is initialized at random")),
         (
             20,
-            ("WARNING", "the checkpoint's latent head has 20 atoms, the codes have 48: a new head starts from scratch"),
+            (
+                "WARNING",
+                "the checkpoint's latent head has 20 atoms, the codes have 48: a new head is initialized at random",
+            ),
         ),
     ],
 )

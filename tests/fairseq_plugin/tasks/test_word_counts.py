@@ -107,7 +107,7 @@ def test_a_run_that_did_not_count_is_not_resumed(odd: tuple[Path, int], tmp_path
 
 def test_a_damaged_plan_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "words.json").write_text('{"limit": 0, "keep": {}}', encoding="utf-8")
-    with pytest.raises(ValueError, match=r"words.json is not what it should be: limit: 0 is not a whole number"):
+    with pytest.raises(ValueError, match=r"words.json is not valid: limit: 0 is not a whole number"):
         WordCount(tmp_path / "words.json", begins_word(["<s>", "\u2581a", "b"], [0]))
 
 

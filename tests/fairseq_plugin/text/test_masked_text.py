@@ -135,7 +135,9 @@ def test_long_texts_are_cut_and_keep_their_ends_and_all_masks(
     ids.append(2)
     apart = places[-1] + len(masks) - places[0]
     if apart > limit - 2 and len(ids) > limit:
-        with pytest.raises(ValueError, match=f"the masks are {apart} tokens apart, the model has {limit} positions"):
+        with pytest.raises(
+            ValueError, match=f"the masks are {apart} tokens apart, but the model has {limit} positions"
+        ):
             cut_around_masks(ids, places, length=len(masks), limit=limit)
         return
     kept, kept_places = cut_around_masks(ids, places, length=len(masks), limit=limit)

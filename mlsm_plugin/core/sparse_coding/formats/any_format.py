@@ -41,13 +41,13 @@ def read_any_format(
         return read_npy_matrix(path, normalize=normalize, transpose=transpose, lambda_=lambda_)
     npy_options = {"--normalize": normalize, "--transpose": transpose, "--lambda": lambda_ is not None}
     for flag in (flag for flag, value in npy_options.items() if value):
-        raise ValueError(f"{flag} is for a matrix in an .npy file, which {path} is not")
+        raise ValueError(f"{flag} is only for a matrix in an .npy file, which {path} is not")
     if path.is_file():
         advice = f"; pass the folder {path.parent}" if path.name in FOLDERS else f": known are {KNOWN}"
-        raise ValueError(f"{path} is of no known format{advice}")
+        raise ValueError(f"{path} has no known format{advice}")
     names = [name for name in FOLDERS if (path / name).exists()]
     if len(names) > 1:
-        raise ValueError(f"{path} holds {' and '.join(names)}, which are of different programs; keep one of them")
+        raise ValueError(f"{path} holds {' and '.join(names)}, which belong to different programs; keep one of them")
     if not names:
         raise ValueError(f"{path} holds no dictionary of a known format{_hint(path)}")
     config, read = FOLDERS[names[0]]

@@ -80,7 +80,7 @@ class ConfigFile:
         if left := set(self._values) - set(known):
             raise ValueError(
                 f"{self.path} has settings that this program does not know ({_named(map(repr, left))}); they may "
-                "change the codes, so that nothing is converted"
+                "change the codes, so nothing is converted"
             )
 
 
@@ -206,7 +206,7 @@ def read_torch(path: Path) -> TensorFile:
         raise _unreadable(path, "it is damaged, or is a pickle, which is not loaded") from None
     stored = all(member.compress_type == zipfile.ZIP_STORED for member in members)
     if not stored or sum(member.file_size for member in members) > size:
-        raise _unreadable(path, "its contents are larger than it is")
+        raise _unreadable(path, "its contents are larger than the file")
     try:
         contents = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except pickle.UnpicklingError:  # torch's own message advises to load without its protection

@@ -217,8 +217,8 @@ def _check_shape_of_input(file: ConfigFile, flat: bool, facts: JsonObject) -> No
         )
     if file.take("finetuning_scaling_factor", optional(yes_or_no), False):
         raise ValueError(
-            f"{file.path}: finetuning_scaling_factor is refused: it makes the latents that are decoded others than "
-            "those that are encoded"
+            f"{file.path}: finetuning_scaling_factor is refused: with it, the decoded latents differ from the encoded "
+            "ones"
         )
 
 

@@ -25,9 +25,9 @@ def test_each_format_is_known_by_its_files(tmp_path: Path) -> None:
         found = read_any_format(tmp_path / name)
         assert found.meta["imported_from"]["format"] == name.removesuffix(".npy")
     for flags, problem in (
-        ({"normalize": True}, "--normalize is for a matrix"),
-        ({"transpose": True}, "--transpose is for a matrix"),
-        ({"lambda_": 0.1}, "--lambda is for a matrix"),
+        ({"normalize": True}, "--normalize is only for a matrix"),
+        ({"transpose": True}, "--transpose is only for a matrix"),
+        ({"lambda_": 0.1}, "--lambda is only for a matrix"),
     ):
         with pytest.raises(ValueError, match=problem):
             read_any_format(tmp_path / "sparsify", **flags)
@@ -42,9 +42,9 @@ def test_hints(tmp_path: Path) -> None:
     write_sparsify(tmp_path / "layers.5")
     with pytest.raises(ValueError, match=r"its subfolders do, such as \S+layers\.5"):
         read_any_format(tmp_path)
-    with pytest.raises(ValueError, match=r"is of no known format; pass the folder \S+layers\.5"):
+    with pytest.raises(ValueError, match=r"has no known format; pass the folder \S+layers\.5"):
         read_any_format(tmp_path / "layers.5" / "sae.safetensors")
-    with pytest.raises(ValueError, match="is of no known format: known are"):
+    with pytest.raises(ValueError, match="has no known format: known are"):
         read_any_format(tmp_path / "layers.5" / "cfg.json")
     write_saelens(tmp_path / "layers.5", saelens_config("topk"))
     with pytest.raises(ValueError, match=r"holds sae_weights\.safetensors and sae\.safetensors"):

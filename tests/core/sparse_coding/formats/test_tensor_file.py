@@ -129,7 +129,7 @@ HOSTILE: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda path: torch.save({"a": torch.zeros(1).expand(1 << 21, 1 << 21)}, path),
         "its tensors claim 17,592,186,044,416 bytes",
     ),
-    "compressed": (deflated, "its contents are larger than it is"),
+    "compressed": (deflated, "its contents are larger than the file"),
 }
 
 
