@@ -86,6 +86,11 @@ class StepRecord:
         figures: JsonObject = self._recorded().get(name, {}).get("figures", {})
         return figures
 
+    def folders_of(self, name: str) -> set[str]:
+        """The names of the folders whose files a step made when it was done; other folders may be of earlier runs."""
+        outputs: JsonObject = self._recorded().get(name, {}).get("outputs", {})
+        return {Path(path).parent.name for path in outputs}
+
     def seconds_of(self, name: str) -> float:
         """How long a step took when it was done; 0 if it was not."""
         return float(self._recorded().get(name, {}).get("seconds", 0))
@@ -111,7 +116,7 @@ class StepRecord:
             complete = False
         self._before = _hash_of(step, plan)
         if complete:
-            self.rows.append(self._row(step, "current", known["seconds"]))
+            self.rows.append(self._row(step, "current", self.seconds_of(step.name)))
         elif self.process.rank == 0:
             if not same:
                 for output in step.outputs:
