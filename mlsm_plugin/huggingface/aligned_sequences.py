@@ -211,7 +211,7 @@ def _lines(
             places = places_of(offsets, other_offsets, text)
             counts.tokens += len(places)
             pieces = (text[slice(*offsets[number])] for number in np.flatnonzero(places < 0))
-            without = sum(bool(piece.strip()) for piece in pieces)  # white space is read alike, too
+            without = sum(not piece.isspace() for piece in pieces)  # white space alone never has a place
             counts.without_place += without
             if without and not counts.example:
                 counts.example = text[:80]
