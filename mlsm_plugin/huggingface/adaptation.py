@@ -47,7 +47,7 @@ from mlsm_plugin.huggingface.collators import (
     SpanGroupsCollator,
     TokenContrastiveCollator,
 )
-from mlsm_plugin.huggingface.dataset_text import rows_of_dataset, rows_of_files, write_column
+from mlsm_plugin.huggingface.dataset_text import files_of_dataset, rows_of_dataset, rows_of_files, write_column
 from mlsm_plugin.huggingface.distilled_model import DistilledModel, SentenceVectorModel
 from mlsm_plugin.huggingface.epoch_order import samples_of_update
 from mlsm_plugin.huggingface.latent_semantic_model import LatentSemanticModel
@@ -308,6 +308,8 @@ class _Chain:
         if self.texts_to_train != settings.texts:
             source = {"dataset": settings.dataset, "split": settings.split, "column": settings.column}
             files = [Path(text) for text in settings.texts]
+            if settings.dataset is not None:
+                files = files_of_dataset(settings.dataset)
             steps.append(Step("documents", self.write_documents, source, files, [output / DOCUMENTS]))
         if settings.vocab_size is not None:
             size = {"vocab_size": settings.vocab_size, **reading}

@@ -195,7 +195,10 @@ def _lines(
     unknown: UnknownTokens,
     counts: _Counts,
 ) -> Iterator[_Line]:
-    """The lines that have tokens, read as :func:`.ids_of_lines` reads them."""
+    """The lines that have tokens, read as :func:`.ids_of_lines` reads them.
+
+    Unknown tokens of the other tokenizer are no places: their codes say nothing of the text.
+    """
     spaced = (f" {line}" if line and before else line for before, line in pairwise(chain([""], read_text(texts))))
     visible = (line for line in spaced if line)
     while batch := list(islice(visible, LINES_AT_ONCE)):
@@ -207,8 +210,10 @@ def _lines(
             unknown.add(text, other_ids, other_offsets, other.unknown_id)
             places = places_of(offsets, other_offsets, text)
             counts.tokens += len(places)
-            without = int(np.count_nonzero(places < 0))
+            pieces = (text[slice(*offsets[number])] for number in np.flatnonzero(places < 0))
+            without = sum(not piece.isspace() for piece in pieces)  # white space alone never has a place
             counts.without_place += without
             if without and not counts.example:
                 counts.example = text[:80]
-            yield _Line(other_ids, places)
+            is_known = np.array([*other_ids, other.unknown_id]) != other.unknown_id  # -1 is the last
+            yield _Line(other_ids, np.where(is_known[places], places, -1))

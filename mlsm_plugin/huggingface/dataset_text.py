@@ -1,5 +1,6 @@
 """Text in a column of JSON lines, CSV or Parquet, or of a dataset of the hub, as a plain text file."""
 
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,20 +12,25 @@ from mlsm_plugin.core.text.text_files import check_text
 
 KINDS_OF_SUFFIXES = {".jsonl": "json", ".json": "json", ".csv": "csv", ".tsv": "csv", ".parquet": "parquet"}
 COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
+logger = logging.getLogger(__name__)
 
 
 def write_column(rows: Iterable[dict[str, Any]], column: str, output: PathLike) -> int:
     """Write the texts of a column as documents, with a blank line after each; returns their number.
 
-    The file appears as a whole. ValueError if a row lacks the column, or has something else than text in it, or there
-    is no text.
+    The file appears as a whole. A row whose cell is empty is left out. ValueError if a row lacks the column, or has
+    something else than text in it, or there is no text.
     """
     documents = 0
+    empty = 0
     with atomic_open(output, "w") as file, Progress(desc="reading the dataset", unit="document") as progress:
         for number, row in enumerate(rows, 1):
             if column not in row:
                 raise ValueError(f"row {number} has no column {column}, only {', '.join(row)}; name one with --column")
             text = row[column]
+            if text is None:
+                empty += 1
+                text = ""
             if not isinstance(text, str):
                 raise ValueError(f"row {number} has {type(text).__name__} instead of text in the column {column}")
             check_text(text, f"row {number}")
@@ -35,6 +41,8 @@ def write_column(rows: Iterable[dict[str, Any]], column: str, output: PathLike) 
             progress.update(1)
         if not documents:
             raise ValueError(f"no row has text in the column {column}")
+    if empty:
+        logger.warning("%d rows have nothing in the column %s, and are left out", empty, column)
     return documents
 
 
@@ -59,6 +67,11 @@ def rows_of_dataset(name: str, split: str) -> Iterator[dict[str, Any]]:
     """
     path, _, configuration = (name, "", "") if Path(name).exists() else name.partition(":")
     yield from _rows(path, name, name=configuration or None, split=split)
+
+
+def files_of_dataset(name: str) -> list[Path]:
+    """The files of a dataset that is a folder, in order; none for a name of the hub."""
+    return sorted(path for path in Path(name).rglob("*") if path.is_file()) if Path(name).is_dir() else []
 
 
 def _rows(path: str, shown: str, **options: Any) -> Iterator[dict[str, Any]]:

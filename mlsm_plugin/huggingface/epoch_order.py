@@ -6,6 +6,7 @@ of another epoch.
 
 import hashlib
 import logging
+import math
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
@@ -86,6 +87,15 @@ def seed_of_order(arguments: TrainingArguments) -> int:
 def samples_of_update(arguments: TrainingArguments) -> int:
     """The number of samples of an update, on all devices."""
     return arguments.train_batch_size * arguments.world_size * arguments.gradient_accumulation_steps
+
+
+def samples_of_training(arguments: TrainingArguments, updates: int, samples: int, batches: int) -> int:
+    """The number of samples that all ``updates`` take, on all devices; the last update of an epoch may be smaller.
+
+    ``samples`` and ``batches`` are those of an epoch, the batches on each device.
+    """
+    epochs, further_updates = divmod(updates, math.ceil(batches / arguments.gradient_accumulation_steps))
+    return epochs * samples + min(samples, further_updates * samples_of_update(arguments))
 
 
 def samples_record(arguments: TrainingArguments, dataset: object, model: object) -> dict[str, object]:

@@ -102,7 +102,15 @@ def learn_tokenizer(texts: Sequence[PathLike], pattern: Path, output: PathLike, 
         while batch := list(islice(text, LINES_AT_ONCE)):
             yield batch
 
-    learned = tokenizer.train_new_from_iterator(lines(), vocab_size=vocab_size)
+    try:
+        learned = tokenizer.train_new_from_iterator(lines(), vocab_size=vocab_size)
+    except (ValueError, OSError):
+        raise  # of the text
+    except Exception as error:  # the trainer of Unigram has no own error for too few pieces
+        raise ValueError(
+            f"no tokenizer of {vocab_size} pieces can be learned from the text ({first_line(error)}); pass another "
+            "--vocab-size"
+        ) from None
     size = number_of_ids(learned)
     if size > vocab_size:
         raise ValueError(f"--vocab-size {vocab_size} is too small for the characters of the text; pass at least {size}")

@@ -20,7 +20,7 @@ from mlsm_plugin.huggingface.epoch_order import (
     check_same_samples,
     epoch_of,
     order_by_epoch,
-    samples_of_update,
+    samples_of_training,
     samples_record,
     seed_of_order,
 )
@@ -46,8 +46,9 @@ class PretrainingCallback(TrainerCallback):
     ) -> None:
         """Tell the samples how long the training is; ValueError if it would resume at another place."""
         dataset = getattr(train_dataloader, "dataset", None)
-        if isinstance(dataset, Samples):
-            dataset.set_training(seed_of_order(args), state.max_steps * samples_of_update(args))
+        if train_dataloader is not None and isinstance(dataset, Samples):
+            samples = samples_of_training(args, state.max_steps, len(dataset), len(train_dataloader))
+            dataset.set_training(seed_of_order(args), samples)
         if train_dataloader is not None and hasattr(train_dataloader, "__len__"):
             check_resumable(args, state, len(train_dataloader))
             record = samples_record(args, dataset, model)

@@ -7,6 +7,7 @@ import numpy as np
 from scipy.sparse import csr_matrix
 
 from mlsm_plugin.core.files.progress import Progress
+from mlsm_plugin.core.files.step_record import StepRecord
 from mlsm_plugin.core.sparse_coding.code_store import META_FILE, CodeStore
 from mlsm_plugin.core.text.hf_tokenizer import HuggingFaceTokenizer
 from mlsm_plugin.huggingface.adaptation import AUXILIARY, MODEL, PLACES, RECORD, TEXT_PARTS
@@ -48,11 +49,12 @@ def summarize_adaptation(folder: Path, split: str, *, max_tokens: int) -> tuple[
 
 def _dataset(folder: Path, split: str, codes: Path) -> PretrainingSequences:
     """The sequences of a part of the text, with their codes; held-out sequences may be at the end of the text."""
-    name = "valid" if split == "valid" and (folder / "valid").is_dir() else "tokens"
+    record = StepRecord(folder / RECORD)
+    name = "valid" if split == "valid" and "valid" in record.folders_of("text") else "tokens"
     text = TokenSequences(folder / name)
     aligned = None
     coded = text
-    if (folder / f"{name}.{PLACES}").is_dir():
+    if f"{name}.{PLACES}" in record.folders_of("alignment"):
         coded = TokenSequences(folder / f"{name}.{AUXILIARY}")
         aligned = AlignedSequences(coded, TokenSequences(folder / f"{name}.{PLACES}"))
     number = int(np.searchsorted(coded.starts, len(CodeStore(codes))))  # of sequences, if the part is the first

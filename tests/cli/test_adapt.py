@@ -187,6 +187,11 @@ def test_the_text_may_be_a_column_or_a_dataset(start: Path, tmp_path: Path, caps
     options[1] = tmp_path / "second"
     mlsm("adapt", model, "--dataset", tmp_path / "data", *options)
     assert (tmp_path / "second" / "documents.txt").read_text(encoding="utf-8") == documents
+    with file.open("a", encoding="utf-8") as data:
+        data.write('{"text": "a new document", "n": 2}\n')
+    mlsm("adapt", model, "--dataset", tmp_path / "data", *options)
+    changed = (tmp_path / "second" / "documents.txt").read_text(encoding="utf-8")
+    assert changed == f"{documents}a new document\n\n"
     for text in ((), ("--dataset", tmp_path / "data", "--text", file)):
         assert "pass either files with --text, or --dataset" in failing_mlsm(capsys, "adapt", model, *text, *options)
 

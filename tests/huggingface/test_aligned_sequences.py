@@ -141,6 +141,25 @@ def test_what_the_other_model_cannot_read_has_no_place(
     assert "longer than 6 tokens of the auxiliary model; the tokens after them have no code" in caplog.text
 
 
+def test_white_space_alone_is_no_sign_of_another_text(tmp_path: Path, tokenizers: dict[str, Path]) -> None:
+    sequences, aligned = written(tmp_path, tokenizers, PAIRS[0], ["the  name  of  a  value"])
+    tokens = HuggingFaceTokenizer(tokenizers[PAIRS[0][0]]).tokens_by_id()
+    spaces = [tokens[number] == "Ġ" for number in sequences[0][1:-1]]
+    assert 0.1 < np.mean(spaces) < 0.9
+    np.testing.assert_array_equal(aligned.positions_of(0)[1:-1] < 0, spaces)
+
+
+def test_unknown_tokens_are_no_places(tmp_path: Path, tokenizers: dict[str, Path]) -> None:
+    sequences, aligned = written(tmp_path, tokenizers, PAIRS[0], ["a 日本 a", "日本"])
+    other = HuggingFaceTokenizer(tokenizers[PAIRS[0][1]])
+    ids = [number for index in range(len(sequences)) for number in aligned.sequences[index]]
+    assert ids.count(other.unknown_id) == 4
+    positions = np.concatenate([aligned.positions_of(index) for index in range(len(sequences))])
+    assert len(positions) > 10
+    [name] = {other.tokens_by_id()[ids[position]] for position in positions if position >= 0}
+    assert name == "a"
+
+
 def test_tokenizers_that_read_different_texts_are_refused(
     tmp_path: Path, tokenizers: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -54,7 +54,7 @@ def trainer_of(
     options = {"per_device_train_batch_size": 4, **options}
     arguments = TrainingArguments(
         str(folder), learning_rate=1e-2, save_steps=2, eval_strategy="steps",
-        eval_steps=2, report_to=[], use_cpu=True, disable_tqdm=True, **{"max_steps": 15, "seed": 3, **options},
+        report_to=[], use_cpu=True, disable_tqdm=True, **{"max_steps": 15, "seed": 3, "eval_steps": 2, **options},
     )  # fmt: skip
     rows: list[list[tuple[int, int]]] = []
 
@@ -99,6 +99,26 @@ def test_the_share_of_masks_falls_with_the_updates_and_goes_on_after_a_stop(tmp_
     resumed.train(resume_from_checkpoint=True)
     for name, values in whole.model.state_dict().items():
         torch.testing.assert_close(resumed.model.state_dict()[name], values, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_masks_fall_to_their_last_share_where_the_last_update_of_an_epoch_is_small(
+    tmp_path: Path, accumulate: int
+) -> None:
+    options = {"per_device_train_batch_size": 14, "gradient_accumulation_steps": accumulate, "max_steps": 6}
+    trainer, _ = trainer_of(tmp_path, masking=FALLING, eval_steps=100, **options)
+    progress: list[float] = []
+    masked = trainer.data_collator._masked
+
+    def spy(sequences: Any, rngs: Any) -> Any:
+        progress.extend(sequence.progress for sequence in sequences)
+        return masked(sequences, rngs)
+
+    trainer.data_collator._masked = spy
+    trainer.train()
+    samples = (4 * BATCHES - 2) * (3 if accumulate == 1 else 6)  # epochs of 2 updates, or of 1
+    assert progress[:samples] == [place / samples for place in range(samples)]
+    assert set(progress[samples:]) == {1.0}  # the evaluation at the end
 
 
 @pytest.mark.parametrize("wrapped", [lambda data: Subset(data, range(6)), lambda data: ConcatDataset([data, data])])

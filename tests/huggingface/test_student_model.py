@@ -81,3 +81,13 @@ def test_a_size_that_the_text_cannot_fill_is_said(
     with pytest.raises(ValueError, match="--vocab-size 6 is too small for the characters of the text"):
         learn_tokenizer([english_text[0]], tmp_path / "pattern", tmp_path / "small", vocab_size=6)
     assert not (tmp_path / "small").exists()
+
+
+@pytest.mark.parametrize("kind", ["word_piece", "unigram"])
+def test_more_characters_than_pieces_are_one_line(kind: str, english_text: tuple[Path, Path], tmp_path: Path) -> None:
+    make_tokenizer(kind, english_text[1], tmp_path / kind)
+    lines = ["".join(map(chr, range(first, first + 20))) for first in range(0x4E00, 0x4F00, 20)]
+    (tmp_path / "text.txt").write_text("\n".join(lines), encoding="utf-8")
+    with pytest.raises(ValueError, match=r"--vocab-size 100 is too small|no tokenizer of 100 pieces can be learned"):
+        learn_tokenizer([tmp_path / "text.txt"], tmp_path / kind, tmp_path / "learned", vocab_size=100)
+    assert not (tmp_path / "learned").exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -57,6 +58,18 @@ def test_both_parts_of_the_text_are_shown(adapted: Path, tmp_path: Path, capsys:
         mlsm("inspect", adapted, "--split", split, "--output", tmp_path / f"{split}.html")
         assert f"{ATOMS} atoms" in capsys.readouterr().out
         assert f"out, {split}" in (tmp_path / f"{split}.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("split", ["train", "valid"])
+def test_folders_of_an_earlier_run_with_other_options_are_not_read(adapted: Path, tmp_path: Path, split: str) -> None:
+    expected, _ = summarize_adaptation(adapted, split, max_tokens=10**9)
+    copied = tmp_path / "out"
+    shutil.copytree(adapted, copied)
+    for name in ("tokens.places", "tokens.auxiliary", "valid", "valid.places", "valid.auxiliary"):
+        if not (copied / name).exists():
+            TokenSequences.write(copied / name, [[1, 2, 3], [1, 4, 3]])
+    summaries, _ = summarize_adaptation(copied, split, max_tokens=10**9)
+    assert [summary.top_tokens for summary in summaries] == [summary.top_tokens for summary in expected]
 
 
 def test_what_an_adaptation_lacks_is_one_line(

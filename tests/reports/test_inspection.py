@@ -16,6 +16,7 @@ from mlsm_plugin.core.sparse_coding.coder import load_coder
 from mlsm_plugin.core.sparse_coding.dictionary import AtomDictionary
 from mlsm_plugin.fairseq_plugin.coding.block_reader import BlockSettings
 from mlsm_plugin.fairseq_plugin.coding.corpus_coding import encode_split
+from mlsm_plugin.reports.inspection import inspect
 from tests.conftest import failing_mlsm, mlsm
 from tests.core.coding.toy_coder import ToyCoder
 from tests.reports.test_latent_report import atoms_of
@@ -62,7 +63,7 @@ def test_page_has_the_models_name_and_the_nearest_atoms_of_its_dictionary(
 def test_page_says_how_many_tokens_were_read(coded: Path, tmp_path: Path) -> None:
     count = len(CodeStore(coded / "data-bin" / "train.codes"))
     for read, fact in ((300, f"the first 300 of {count:,}"), (count, f"<td>{count:,}</td>")):
-        mlsm("inspect", coded, "--output", tmp_path / "page.html", "--max-tokens", read)
+        inspect(coded, tmp_path / "page.html", max_tokens=read)
         assert fact in (tmp_path / "page.html").read_text(encoding="utf-8")
 
 

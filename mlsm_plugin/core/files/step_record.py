@@ -74,7 +74,7 @@ class StepRecord:
             if not known.get("done") or differences(known["signature"], plan):
                 return False
             before = _hash_of(step, plan)
-        return _is_whole(steps[-1]) and changed_file(recorded[steps[-1].name].get("outputs", {})) is None
+        return _is_whole(steps[-1]) and changed_file(self._outputs_of(recorded[steps[-1].name])) is None
 
     def settings_of(self, name: str) -> JsonObject:
         """The settings with which a step was last begun; empty if it was not."""
@@ -86,9 +86,27 @@ class StepRecord:
         figures: JsonObject = self._recorded().get(name, {}).get("figures", {})
         return figures
 
+    def folders_of(self, name: str) -> set[str]:
+        """The names of the folders whose files a step made when it was done; other folders may be of earlier runs."""
+        outputs: JsonObject = self._recorded().get(name, {}).get("outputs", {})
+        return {Path(path).parent.name for path in outputs}
+
     def seconds_of(self, name: str) -> float:
         """How long a step took when it was done; 0 if it was not."""
         return float(self._recorded().get(name, {}).get("seconds", 0))
+
+    def _name_of(self, path: str) -> str:
+        """The name of an output in the record: relative to its folder, which may be moved or copied as a whole."""
+        folder = self.path.parent
+        return str(Path(path).relative_to(folder)) if Path(path).is_relative_to(folder) else os.path.abspath(path)
+
+    def _outputs_of(self, entry: JsonObject) -> dict[str, JsonObject]:
+        """The fingerprints of what a step made, by path; earlier versions recorded paths as they were given."""
+        paths = {}
+        for name, fingerprint in entry.get("outputs", {}).items():
+            path = os.path.join(self.path.parent, name)
+            paths[path if os.path.lexists(path) or not os.path.lexists(name) else name] = fingerprint
+        return paths
 
     def _recorded(self) -> JsonObject:
         return check_json(read_json(self.path), STEPS, self.path) if self.path.exists() else {}
@@ -105,13 +123,13 @@ class StepRecord:
         plan = self._plan(step, self._before)
         same = "signature" in known and not differences(known["signature"], plan)
         complete = same and bool(known.get("done")) and _is_whole(step)
-        if complete and (changed := changed_file(known.get("outputs", {}))):
+        if complete and (changed := changed_file(self._outputs_of(known))):
             print(f"{changed} is not what the step {step.name} made; the step runs again", flush=True)
             same = False
             complete = False
         self._before = _hash_of(step, plan)
         if complete:
-            self.rows.append(self._row(step, "current", known["seconds"]))
+            self.rows.append(self._row(step, "current", self.seconds_of(step.name)))
         elif self.process.rank == 0:
             if not same:
                 for output in step.outputs:
@@ -134,7 +152,8 @@ class StepRecord:
         seconds = time.perf_counter() - start
         if self.process.rank == 0:
             steps = self._recorded()
-            outputs = fingerprints_of(_checked(step))
+            made = fingerprints_of(_checked(step))
+            outputs = {self._name_of(path): fingerprint for path, fingerprint in made.items()}
             entry = {**steps[step.name], "done": True, "seconds": round(seconds, 3), "outputs": outputs}
             if isinstance(result, dict):
                 entry["figures"] = result

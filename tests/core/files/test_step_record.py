@@ -3,6 +3,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import shutil
 from dataclasses import replace
 from functools import partial
 
@@ -70,6 +71,32 @@ def test_a_changed_input_makes_its_step_and_all_after_it_stale(chain):
     chain.input.write_text("two")
     assert chain.run() == (["first", "second"], 0)
     assert (chain.result / "file").read_text() == "two"
+
+
+def test_a_copy_of_the_folder_is_checked_by_its_own_files(chain):
+    chain.run()
+    copied = chain.folder.with_name("copied")
+    shutil.copytree(chain.folder, copied)
+    copy = Chain(copied)
+    assert copy.run() == ([], 0)
+    assert StepRecord(copied / "steps.json").is_complete(copy.steps())
+    (copied / "result" / "file").write_text("damaged")
+    assert not StepRecord(copied / "steps.json").is_complete(copy.steps())
+    assert copy.run() == (["second"], 0)
+    assert (copied / "result" / "file").read_text() == "one"
+    assert chain.run() == ([], 0)
+
+
+def test_records_with_whole_paths_and_without_seconds_are_read(chain):
+    chain.run()
+    recorded = read_json(chain.folder / "steps.json")
+    for entry in recorded.values():
+        del entry["seconds"]
+        entry["outputs"] = {str(chain.folder / name): content for name, content in entry["outputs"].items()}
+    write_json(chain.folder / "steps.json", recorded)
+    assert chain.run() == ([], 0)
+    (chain.result / "file").write_text("damaged")
+    assert chain.run() == (["second"], 0)
 
 
 def test_touching_an_input_without_changing_it_runs_nothing(chain):
