@@ -72,7 +72,7 @@ def test_a_saved_model_is_a_stock_one_with_its_head_beside_it(tmp_path: Path, ca
     assert all(torch.equal(values, model.state_dict()[name]) for name, values in again.state_dict().items())
     assert not caplog.messages
     assert LatentSemanticModel.from_pretrained(tmp_path / "saved", num_atoms=5).latent_head.out_features == 5
-    assert "atoms, and 5 are needed; a new one is initialized at random" in caplog.text
+    assert "atoms, but 5 are needed; a new one is initialized at random" in caplog.text
 
 
 def test_accumulated_batches_are_one_batch(tmp_path: Path, coded: PretrainingSequences) -> None:
