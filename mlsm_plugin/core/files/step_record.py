@@ -70,6 +70,8 @@ class StepRecord:
         before = ""
         for step in steps:
             known = recorded.get(step.name, {})
+            if not all(path.exists() for path in step.inputs):  # an earlier step made it
+                return False
             plan = self._plan(step, before)
             if not known.get("done") or differences(known["signature"], plan):
                 return False

@@ -259,6 +259,7 @@ def test_a_finished_chain_may_lose_all_but_its_last_outputs(chain):
         record.run(step)
     chain.middle.unlink()
     assert record.is_complete(steps)
+    assert not record.is_complete([steps[0], replace(steps[1], inputs=[chain.middle])])  # was deleted
     assert not record.is_complete([steps[0], replace(steps[1], settings={"level": 9})])
     (chain.result / "file").write_text("changed")
     assert not record.is_complete(steps)
