@@ -31,7 +31,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from mlsm_plugin.core.masking.chosen_tokens import ChosenTokens, chosen_sizes
 from mlsm_plugin.fairseq_plugin.models import modern_layers
-from mlsm_plugin.fairseq_plugin.models.modern_layers import ModernSize, ModernTransformer, geglu_dim
+from mlsm_plugin.fairseq_plugin.models.modern_layers import ModernSize, ModernTransformer
+from mlsm_plugin.huggingface.student_model import geglu_dim
 
 # what is not joined with its neighbours; all else is elementwise, a reduction or a view
 ALONE = ("mm", "bmm", "addmm", "scaled_dot_product", "embedding", "index", "gather", "sort", "rotary_angles")

@@ -48,7 +48,7 @@ def test_page_has_the_models_name_and_the_nearest_atoms_of_its_dictionary(
     encode_split(data, "train", auxiliary=tiny.model, coder=coder, settings=settings)
     mlsm("inspect", data, "--output", tmp_path / "page.html")  # finds the dictionary beside the data
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
-    assert f"{tiny.model} (SHA-256 " in page
+    assert f"{tiny.model.parent.name}/{tiny.model.name} (SHA-256 " in page
     assert sum(bool(atom["near"]) for atom in atoms_of(page)) == 20
     (tmp_path / "dictionary").rename(tmp_path / "moved")
     mlsm("inspect", data, "--output", tmp_path / "page.html")

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 
 import numpy as np
 
@@ -65,7 +65,7 @@ def encode_blocks(
         name, reader: the text, with its name for the progress bar and errors.
         split, auxiliary: fingerprints of the text and of the model.
         blocks: how the text was cut; None if it consists of blocks.
-        auxiliary_name: what the model is called, for reports.
+        auxiliary_name: what the model is called, for reports; of a path, the last two parts are recorded.
         open_model: opens the model; called only if there is something to code.
     """
     meta = store_meta(coder, settings, split=split, auxiliary=auxiliary, blocks=blocks)
@@ -92,10 +92,15 @@ def encode_blocks(
     figures.missing_shards = len(writer.missing_shards())
     if not figures.missing_shards:
         try:
-            figures.meta = writer.finish(auxiliary_name)
+            figures.meta = writer.finish(_without_place(auxiliary_name))
         except MissingShardsError:  # another process without a share of its own writes one again
             figures.missing_shards = max(1, len(writer.missing_shards()))
     return figures
+
+
+def _without_place(name: str | None) -> str | None:
+    """The last two parts of a path, so that stores that were made in two places have the same bytes."""
+    return None if name is None else "/".join(PurePath(name).parts[-2:])
 
 
 def shard_boundaries(reader: TokenBlocks, shard_tokens: int) -> list[int]:

@@ -206,13 +206,13 @@ def _resuming(original: LoadCheckpoint) -> LoadCheckpoint:
             start = Path(getattr(cfg, "continue_once", None) or cfg.finetune_from_model or last)
         contents = read_contents(start) if start.is_file() else {}
         saved = contents.get("task_state") or {}
-        if resumes and not cfg.reset_dataloader:
-            check_same_batches(contents, trainer.cfg)
         if start.is_file() and hasattr(trainer.task, "check_starts_from"):
             trainer.task.check_starts_from(start, saved)
         data_folder = None if hasattr(trainer.task, "check_starts_from") else _data_folder(trainer.task)
         if data_folder is not None:
             check_vocabulary_record(saved, data_folder, str(start), ANOTHER_FOLDER)
+        if resumes and not cfg.reset_dataloader:
+            check_same_batches(contents, trainer.cfg)
         extra_state, epoch_itr = original(cfg, trainer, **passthrough_args)
         if data_folder is not None:
             trainer.task.state.merge_state_dict(vocabulary_record(data_folder))
