@@ -277,39 +277,50 @@ def train(
     decides["ranks"] = ranks
     decides["auxiliary"] = None if teacher is None else sha256_of_files(teacher)
     decides["vocab_size"] = None if new_tokenizer is None else new_tokenizer.vocab_size
-    data_bin = output / "data-bin"
-    save_dir = output / "model"
-    has_results = data_bin.exists() or (save_dir / LAST).exists()  # before, other settings cost nothing
-    _begin(output, decides, anew=not has_results)
+    _begin(output, decides)
     with in_turn(output):  # the first of several ranks prepares
         ledger = _continued(ledger, output, settings.license)
         record = StepRecord(output / "steps.json")
         tokenizer_folder = teacher.parent if teacher else output / "tokenizer"
         for step in _steps(files, output, tokenizer_folder, new_tokenizer, workers):
             record.run(step)
-        write_word_plan(output / WORD_PLAN, ledger.planned, ledger.names)
         if teacher is not None:
-            for step in _steps_to_codes(data_bin, str(teacher), output / "dictionary", learning, blocks):
+            for step in _steps_to_codes(output, str(teacher), learning, blocks):
                 record.run(step)
-            flags += [*FLAGS_WITH_CODES, "--mlm-weight", str(StageSettings().mlm_weight)]
+        write_word_plan(output / WORD_PLAN, ledger.planned, ledger.names)
+    if teacher is not None:
+        flags += [*FLAGS_WITH_CODES, "--mlm-weight", str(StageSettings().mlm_weight)]
     flags += ["--count-words", str(output / WORD_PLAN), "--max-epoch", str(ledger.epochs), "--disable-validation"]
-    max_update = updates_of_epochs(data_bin, cfg, ledger.epochs, ranks)
-    begin = time.perf_counter()
+    max_update = updates_of_epochs(output / "data-bin", cfg, ledger.epochs, ranks)
+    in_stages = settings.objective == "mlsm+mlm" and teacher is None
     on_gpu = rank == 0 and "--cpu" not in flags and torch.cuda.is_available()  # on a CPU, exports slow the training
+    begin = time.perf_counter()
     with exporting(output, ledger) if on_gpu else nullcontext():
-        if settings.objective == "mlsm+mlm" and teacher is None:
-            stages = StageSettings()
-            pretrain_in_stages(
-                data_bin, save_dir, stages, learning, blocks, arch=arch, max_update=max_update, flags=flags
-            )
-        else:
-            pretrain(data_bin, save_dir, arch=arch, max_update=max_update, flags=flags, keep_at=())
-    early = early_end(save_dir, max_update, flags)
+        _pretrain(output, learning if in_stages else None, blocks, arch=arch, max_update=max_update, flags=flags)
     if rank > 0:
         return None
     seconds = ledger.seconds.get("training", 0) + time.perf_counter() - begin
     ledger.seconds["training"] = round(seconds, 1)
-    return ledger, _finished(ledger, output, early)
+    return ledger, _finished(ledger, output, early_end(output / "model", max_update, flags))
+
+
+def _pretrain(
+    output: Path,
+    learning: LearningSettings | None,
+    blocks: BlockSettings,
+    *,
+    arch: str,
+    max_update: int,
+    flags: list[str],
+) -> None:
+    """Train on the dataset in ``output``; with ``learning``, in stages with the codes of the model itself."""
+    data_bin = output / "data-bin"
+    save_dir = output / "model"
+    if learning is None:
+        pretrain(data_bin, save_dir, arch=arch, max_update=max_update, flags=flags, keep_at=())
+    else:
+        stages = StageSettings()
+        pretrain_in_stages(data_bin, save_dir, stages, learning, blocks, arch=arch, max_update=max_update, flags=flags)
 
 
 def _finished(ledger: Ledger, output: Path, early: str | None) -> str | None:
@@ -350,10 +361,11 @@ def _allowed(flags: Sequence[str]) -> list[str]:
     return words
 
 
-def _begin(output: Path, decides: dict[str, object], *, anew: bool) -> None:
-    """Record the settings that decide a run; ValueError if an existing run has others, unless it begins ``anew``."""
+def _begin(output: Path, decides: dict[str, object]) -> None:
+    """Record the settings that decide a run; ValueError if a run with results has others."""
     plan = PlannedFolder(output, decides, plan_file="run.json", advice="Choose another --output")
-    if anew:
+    has_results = (output / "data-bin").exists() or (output / "model" / LAST).exists()
+    if not has_results:  # other settings cost nothing
         plan.forget()
         (output / LEDGER).unlink(missing_ok=True)
     plan.begin()
@@ -398,18 +410,10 @@ def _steps(
     yield Step("check", partial(check_words, texts, data_bin), {}, [], [])
 
 
-def _steps_to_codes(
-    data_bin: Path, teacher: str, dictionary: Path, learning: LearningSettings, blocks: BlockSettings
-) -> Iterator[Step]:
+def _steps_to_codes(output: Path, teacher: str, learning: LearningSettings, blocks: BlockSettings) -> Iterator[Step]:
     """The steps that learn a dictionary from the last layer of a model, and code with it."""
     layer = source_of(teacher).layers_of(teacher)
-    coding = CodingSettings(
-        layer,
-        blocks,
-        device=learning.device,
-        fp16=learning.fp16,
-        threads=learning.threads,
-        batch_tokens=learning.batch_tokens,
-    )
+    coding = CodingSettings.with_run(learning, layer, blocks=blocks)
     learning = replace(learning, layer=layer)
-    return steps_to_codes(data_bin, teacher, dictionary, learning, coding, splits=["train", "valid"])
+    data_bin = output / "data-bin"
+    return steps_to_codes(data_bin, teacher, output / "dictionary", learning, coding, splits=["train", "valid"])

@@ -99,18 +99,15 @@ Work = list[tuple[str, "Callable[[], CodingFigures]"]]
 
 def _splits(args: argparse.Namespace, coding: Coding) -> Work:
     """The name of each split of fairseq's dataset, and the function that codes it."""
-    from mlsm_plugin.fairseq_plugin.coding.corpus_coding import encode_split, opened_once
+    from mlsm_plugin.fairseq_plugin.coding.corpus_coding import splits_encoder
 
-    open_model = opened_once(args.data, auxiliary=args.auxiliary, coder=coding.coder, settings=coding.settings)
-    encode = partial(
-        encode_split,
+    encode = splits_encoder(
         args.data,
         auxiliary=args.auxiliary,
         coder=coding.coder,
         settings=coding.settings,
         process=coding.process,
         output=args.output,
-        open_model=open_model,
     )
     return [(split, partial(encode, split)) for split in args.splits or ["train", "valid"]]
 

@@ -577,14 +577,7 @@ class _Chain:
     def code(self) -> None:
         """Code both parts of the text; each process codes its share."""
         assert self.learning is not None
-        coding = CodingSettings(
-            layer=self.learning.layer,
-            latent_top=self.settings.latent_top,
-            device=self.learning.device,
-            fp16=self.learning.fp16,
-            threads=self.learning.threads,
-            batch_tokens=self.learning.batch_tokens,
-        )
+        coding = CodingSettings.with_run(self.learning, self.learning.layer, latent_top=self.settings.latent_top)
         encode = partial(
             encode_sequences,
             model=self.settings.coded_model,

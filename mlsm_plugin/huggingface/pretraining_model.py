@@ -297,7 +297,7 @@ class SpanContrastiveModel(PretrainingModel):
         counted = start.counted
         all_spans = torch.ones_like(counted)
         of_spans = [start.losses, counted, end.losses, counted]
-        of_spans += [start.found & end.found, counted, counted, all_spans, spans["length"]]
+        of_spans += [start.correct & end.correct, counted, counted, all_spans, spans["length"]]
         is_span = labels != IGNORED
         return start.loss + end.loss, counted.sum(), [sums_of_rows(values, is_span) for values in of_spans]
 

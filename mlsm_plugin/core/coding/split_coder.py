@@ -46,6 +46,21 @@ class CodingSettings(ModelRun):
         1 << 18, least=1, help="tokens in a shard, the unit in which work is resumed and shared; limits the memory"
     )
 
+    @classmethod
+    def with_run(
+        cls, run: ModelRun, layer: int, *, blocks: BlockSettings | None = None, latent_top: int | None = None
+    ) -> "CodingSettings":
+        """Settings for a model that runs as in ``run``, such as where its dictionary was learned."""
+        return cls(
+            layer,
+            blocks or BlockSettings(),
+            latent_top=latent_top,
+            device=run.device,
+            fp16=run.fp16,
+            threads=run.threads,
+            batch_tokens=run.batch_tokens,
+        )
+
 
 @dataclass(frozen=True)
 class CodedChunk:

@@ -232,6 +232,33 @@ def load_library_model(
             f"{folder} is a checkpoint of a training that does not train the masked-LM head; use a model whose head is "
             "trained"
         )
+    model, info = _opened(folder, config, kind, state, ignore_shapes=other_head)
+    prefix = f"{model.base_model_prefix}."
+    other_shapes = [item[0] for item in info["mismatched_keys"] if item[0].startswith(prefix)]
+    if other_shapes:
+        raise ValueError(f"the weights of {folder} cannot be read: {other_shapes[0]} has another shape in config.json")
+    missing = _missing_weights(model, info, folder)
+    of_encoder = [name for name in missing if name.startswith(prefix)]
+    if new_head and len(of_encoder) < len(missing):
+        logger.warning("%s has no masked-LM head; a new one is initialized at random, %s", folder, new_head)
+    if new_head is not None:
+        missing = of_encoder
+    if missing:
+        why = "" if "MaskedLM" not in kind else "; it was saved without a masked-LM head"
+        raise ValueError(f"{folder} lacks {len(missing)} weights of its model, such as {missing[0]}{why}")
+    if not fewer_layers:
+        _warn_of_further_layers(info, folder)
+    check_finite_weights(model.named_parameters(), folder)
+    return model
+
+
+def _opened(
+    folder: Path, config: "PretrainedConfig | None", kind: str, state: dict[str, Tensor] | None, *, ignore_shapes: bool
+) -> tuple[Any, dict[str, Any]]:
+    """A model, and which weights are missing, unexpected or of another shape; arguments of :func:`load_library_model`.
+
+    With ``ignore_shapes``, weights of another shape are initialized at random.
+    """
     transformers = import_transformers()
     try:
         model_class = getattr(transformers, kind)
@@ -241,7 +268,7 @@ def load_library_model(
                 trust_remote_code=False,
                 config=config,
                 output_loading_info=True,
-                ignore_mismatched_sizes=other_head,
+                ignore_mismatched_sizes=ignore_shapes,
             )
         else:  # the classes that choose a class need a folder
             model, info = type(model_class.from_config(config)).from_pretrained(
@@ -249,10 +276,11 @@ def load_library_model(
             )
     except Exception as error:  # transformers has no common error for damaged files and weights of other shapes
         raise ValueError(f"the weights of {folder} cannot be read: {first_line(error)}") from None
-    prefix = f"{model.base_model_prefix}."
-    other_shapes = [item[0] for item in info["mismatched_keys"] if item[0].startswith(prefix)]
-    if other_shapes:
-        raise ValueError(f"the weights of {folder} cannot be read: {other_shapes[0]} has another shape in config.json")
+    return model, info
+
+
+def _missing_weights(model: Any, info: dict[str, Any], folder: Path) -> list[str]:
+    """The names of weights that the folder lacks; ValueError if it has the head under DeBERTa's older name."""
     missing = sorted(name for name in info["missing_keys"] if "pooler" not in name and "position_ids" not in name)
     missing = _without_second_biases(model, missing)
     if missing and any(name.startswith(HEAD_OF_DEBERTA) for name in info["unexpected_keys"]):
@@ -260,24 +288,19 @@ def load_library_model(
             f'{folder} has its masked-LM head in {HEAD_OF_DEBERTA[:-1]}, like the published DeBERTa; set "legacy": '
             "false in its config.json"
         )
-    of_encoder = [name for name in missing if name.startswith(prefix)]
-    if new_head and len(of_encoder) < len(missing):
-        logger.warning("%s has no masked-LM head; a new one is initialized at random, %s", folder, new_head)
-    if new_head is not None:
-        missing = of_encoder
-    if missing:
-        why = "" if "MaskedLM" not in kind else "; it was saved without a masked-LM head"
-        raise ValueError(f"{folder} lacks {len(missing)} weights of its model, such as {missing[0]}{why}")
+    return missing
+
+
+def _warn_of_further_layers(info: dict[str, Any], folder: Path) -> None:
+    """Log a warning if the folder has weights of layers that its config.json does not have."""
     further = sorted(name for name in info["unexpected_keys"] if OF_LAYER.search(name))
-    if further and not fewer_layers:
+    if further:
         logger.warning(
             "%s has %d weights of layers that its config.json does not have, such as %s; they are left out",
             folder,
             len(further),
             further[0],
         )
-    check_finite_weights(model.named_parameters(), folder)
-    return model
 
 
 def _without_second_biases(model: Any, missing: list[str]) -> list[str]:

@@ -54,7 +54,7 @@ class SpanTerms(NamedTuple):
 
     loss: Tensor  # summed, float32 scalar with gradient
     losses: Tensor  # that of each query, 0 without positives
-    found: Tensor  # bool, whether the best candidate of a query is a positive
+    correct: Tensor  # bool, whether the best candidate of a query is a positive
     counted: Tensor  # bool, whether a query has positives
 
 
@@ -251,5 +251,5 @@ def stacked(masked: Tensor, context: Tensor, pad: int) -> Tensor:
 
 def found_spans(terms: dict[str, SpanTerms]) -> dict[str, Tensor]:
     """How many spans were retrieved: ``num_starts_found``, ``num_ends_found`` if there are ends, ``num_found``."""
-    counts = {f"num_{name}s_found": term.found.sum() for name, term in terms.items()}
-    return {**counts, "num_found": torch.stack([term.found for term in terms.values()]).all(dim=0).sum()}
+    counts = {f"num_{name}s_found": term.correct.sum() for name, term in terms.items()}
+    return {**counts, "num_found": torch.stack([term.correct for term in terms.values()]).all(dim=0).sum()}

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 from mlsm_plugin.core.coding.block_coding import CodingFigures, encode_blocks
@@ -22,11 +22,26 @@ from mlsm_plugin.fairseq_plugin.data.token_blocks import split_fingerprint
 Coded = Callable[[str, Callable[[], CodingFigures]], object]
 
 
-def opened_once(
-    data_bin: PathLike, *, auxiliary: PathLike, coder: SparseCoder, settings: CodingSettings
-) -> Callable[[], HiddenStateEncoder]:
-    """A function that opens the auxiliary model where it is first called; arguments of :func:`encode_split`."""
-    return cache(lambda: fitting_encoder(auxiliary, data_bin, coder, settings))
+def splits_encoder(
+    data_bin: PathLike,
+    *,
+    auxiliary: PathLike,
+    coder: SparseCoder,
+    settings: CodingSettings,
+    process: ProcessRank = SINGLE_PROCESS,
+    output: PathLike | None = None,
+) -> Callable[[str], CodingFigures]:
+    """A function that codes a split by :func:`encode_split`; the model is opened once for all splits."""
+    return partial(
+        encode_split,
+        data_bin,
+        auxiliary=auxiliary,
+        coder=coder,
+        settings=settings,
+        process=process,
+        output=output,
+        open_model=cache(lambda: fitting_encoder(auxiliary, data_bin, coder, settings)),
+    )
 
 
 def encode_split(
@@ -42,7 +57,7 @@ def encode_split(
 ) -> CodingFigures:
     """Write this process's shards of ``OUTPUT/<split>.codes``; ``OUTPUT`` is the dataset by default.
 
-    ``open_model`` is that of :func:`opened_once`, for several splits.
+    ``open_model`` opens the auxiliary model if there is something to code; None: it is opened for this split alone.
 
     FileNotFoundError if the split or the checkpoint is missing; ValueError if the files do not belong together, or as
     of :func:`~mlsm_plugin.core.coding.block_coding.encode_blocks`, which says more.
@@ -57,7 +72,7 @@ def encode_split(
         split=split_fingerprint(Path(data_bin) / split),
         auxiliary=fingerprint,
         blocks=settings.blocks,
-        open_model=open_model or opened_once(data_bin, auxiliary=auxiliary, coder=coder, settings=settings),
+        open_model=open_model or (lambda: fitting_encoder(auxiliary, data_bin, coder, settings)),
         coder=coder,
         settings=settings,
         process=process,

@@ -14,7 +14,7 @@ from mlsm_plugin.core.files.settings import identity
 from mlsm_plugin.core.files.step_record import Step, StepRecord
 from mlsm_plugin.core.hidden_states.sources import source_of
 from mlsm_plugin.core.sparse_coding.coder import load_coder
-from mlsm_plugin.fairseq_plugin.coding.corpus_coding import Coded, encode_split, learn_from_split, opened_once
+from mlsm_plugin.fairseq_plugin.coding.corpus_coding import Coded, learn_from_split, splits_encoder
 from mlsm_plugin.fairseq_plugin.pipelines.pretraining import KEPT_PERCENTAGES, block_flags, pretrain, separate_words
 from mlsm_plugin.fairseq_plugin.text.binarize import binarize
 from mlsm_plugin.fairseq_plugin.text.sentencepiece_training import TokenizerSettings, train_tokenizer
@@ -133,14 +133,7 @@ def steps_to_codes(
 
     def write_codes() -> None:
         coder = load_coder(dictionary)
-        encode = partial(
-            encode_split,
-            data_bin,
-            auxiliary=auxiliary,
-            coder=coder,
-            settings=coding,
-            open_model=opened_once(data_bin, auxiliary=auxiliary, coder=coder, settings=coding),
-        )
+        encode = splits_encoder(data_bin, auxiliary=auxiliary, coder=coder, settings=coding)
         for split in splits:
             coded(split, partial(encode, split))
 

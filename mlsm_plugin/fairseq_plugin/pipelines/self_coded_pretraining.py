@@ -15,7 +15,7 @@ from mlsm_plugin.core.hidden_states.devices import default_device, has_fast_bf16
 from mlsm_plugin.core.hidden_states.settings import BlockSettings
 from mlsm_plugin.core.hidden_states.sources import source_of
 from mlsm_plugin.core.sparse_coding.coder import load_coder
-from mlsm_plugin.fairseq_plugin.coding.corpus_coding import Coded, encode_split, learn_from_split, opened_once
+from mlsm_plugin.fairseq_plugin.coding.corpus_coding import Coded, learn_from_split, splits_encoder
 from mlsm_plugin.fairseq_plugin.compat.binarized_files import combined_splits
 from mlsm_plugin.fairseq_plugin.data.token_blocks import folders_of
 from mlsm_plugin.fairseq_plugin.pipelines.pretraining import (
@@ -103,26 +103,11 @@ class _Run:
         learn_from_split(folders[0][0], teacher, stage.dictionary, learning, self.blocks)
         if self.settings.latent_source == ONLINE:
             return
-        coding = CodingSettings(
-            layer,
-            self.blocks,
-            device=learning.device,
-            fp16=learning.fp16,
-            threads=learning.threads,
-            batch_tokens=learning.batch_tokens,
-        )
+        coding = CodingSettings.with_run(learning, layer, blocks=self.blocks)
         coder = load_coder(stage.dictionary)
         train, *validated = coded_splits(folders[0][0], self.flags)
         for number, (data, codes) in enumerate(folders):
-            encode = partial(
-                encode_split,
-                data,
-                auxiliary=teacher,
-                coder=coder,
-                settings=coding,
-                output=codes,
-                open_model=opened_once(data, auxiliary=teacher, coder=coder, settings=coding),
-            )
+            encode = splits_encoder(data, auxiliary=teacher, coder=coder, settings=coding, output=codes)
             for split in [train] if number else [train, *validated]:
                 self.coded(split, partial(encode, split))
 

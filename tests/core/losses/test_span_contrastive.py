@@ -73,7 +73,7 @@ def test_loss_and_gradients_are_those_of_the_plain_formula(chunk_entries: int, m
                 torch.testing.assert_close(leaf.grad.double(), gradient, rtol=tolerance, atol=20 * tolerance)
             assert terms.counted.tolist() == counted
         terms = span_contrastive_terms(*leaves, *rest[:2], **how)
-        assert terms.found.tolist() == found
+        assert terms.correct.tolist() == found
         torch.testing.assert_close(terms.losses.sum(), terms.loss.detach())
 
     check()
