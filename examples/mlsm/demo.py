@@ -17,17 +17,12 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
-
-import torch
 
 from mlsm_plugin.core.files.step_record import Step, StepRecord
-from mlsm_plugin.reports.latent_report import AtomSummary
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 TOKENS_PER_SAMPLE = "128"
 PIECES, BYTES_PER_PIECE = 6000, 200  # of the tokenizer; a short text has too few words for 6,000
-SHOWN_TOKENS = 9  # of a latent property
 WORD = re.compile("\u2581[A-Za-z]{3,}")
 # for minutes instead of days: a small model, a high learning rate, and small batches, which learn more of this text in
 # the same time
@@ -128,33 +123,11 @@ def show_what_came_out(output: Path) -> None:
         filled = ", ".join(f"{token.strip()} {p:.2f}" for _, p, token in model.fill_mask(sentence, topk=5))
         print(f"  {sentence}\n    was: {word}\n    model: {filled}")
     summaries, _ = summarize_split(data_bin, "valid", data_bin, max_tokens=200_000)
-    print("\nten latent properties of whole words: the tokens that carry most of their weight")
-    for summary in most_coherent(of_several_words(summaries), model)[:10]:
-        tokens = "  ".join(token.replace("\u2581", "_") for token, _ in summary.top_tokens[:SHOWN_TOKENS])
+    print("\nthe ten latent properties of words that are easiest to name: the tokens that carry most of their weight")
+    of_words = [summary for summary in summaries if summary.label and all(map(WORD.fullmatch, summary.label))]
+    for summary in sorted(of_words, key=lambda summary: summary.telling, reverse=True)[:10]:
+        tokens = "  ".join(token.replace("\u2581", "_") for token, _ in summary.top_tokens)
         print(f"  atom {summary.atom:>3}: {tokens}")
-
-
-def of_several_words(summaries: list[AtomSummary]) -> list[AtomSummary]:
-    """Atoms whose top nine tokens begin words: no token has half of the weight, at most one is a short piece."""
-    return [
-        summary
-        for summary in summaries
-        if len(summary.top_tokens) >= SHOWN_TOKENS
-        and summary.top_tokens[0][1] < 0.5
-        and sum(WORD.fullmatch(token) is None for token, _ in summary.top_tokens[:SHOWN_TOKENS]) <= 1
-    ]
-
-
-def most_coherent(summaries: list[AtomSummary], model: Any) -> list[AtomSummary]:
-    """Atoms sorted by how alike their top tokens are to the model: the mean cosine of the tokens' embeddings."""
-    weights = model.model.encoder.sentence_encoder.embed_tokens.weight.detach()
-    directions = torch.nn.functional.normalize(weights - weights.mean(dim=0), dim=1)
-
-    def likeness(summary: AtomSummary) -> float:
-        ids = [model.task.source_dictionary.index(token) for token, _ in summary.top_tokens[:SHOWN_TOKENS]]
-        return float((directions[ids] @ directions[ids].T).sum())
-
-    return sorted(summaries, key=likeness, reverse=True)
 
 
 def masked_sentences(text: Path, *, count: int) -> list[tuple[str, str]]:

@@ -69,6 +69,7 @@ def test_the_demo_runs_to_its_end_and_resumes(tmp_path: Path) -> None:
     printed = run(*demo, "--updates", 8, "--auxiliary-updates", 8)
     for sentence in ("validation KL on", "what the model fills in", "ten latent properties", "The demo took"):
         assert sentence in printed
+    assert re.findall(r"^  atom +\d+: _[A-Za-z]{3,}  ", printed, flags=re.M)
     assert len(re.findall(r"^    model: .* \d\.\d\d$", printed, flags=re.M)) == 5
     files = {path: path.stat().st_mtime_ns for path in tmp_path.glob("demo/**/*") if path.suffix in (".pt", ".npy")}
     assert len(files) > 5
