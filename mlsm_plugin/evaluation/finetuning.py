@@ -10,6 +10,7 @@ from mlsm_plugin.core.files.json_checks import Check, JsonObject, check_json, fi
 from mlsm_plugin.core.files.model_folders import new_model_folder
 from mlsm_plugin.core.files.output_lock import only_writer
 from mlsm_plugin.core.files.planned_folder import START_ANEW, PlannedFolder
+from mlsm_plugin.core.files.settings import identity
 from mlsm_plugin.core.text.hf_tokenizer import HuggingFaceTokenizer
 from mlsm_plugin.core.text.unknown_tokens import UnknownTokens
 from mlsm_plugin.evaluation.labelled_texts import LabelledTexts, check_same_kind, read_labelled_texts
@@ -76,7 +77,7 @@ class Finetuning:
         plan = {
             **self.start.fingerprint(),
             "files": {split: sha256_of_files(texts.path) for split, texts in self.texts.items()},
-            "settings": self.settings.deciding(),
+            "settings": identity(self.settings),
         }
         advice = f"{START_ANEW}, or choose another --output"
         return PlannedFolder(self.output, plan, seal_file="results.json", advice=advice)

@@ -1,13 +1,10 @@
 """How a model is fine-tuned, and how a dictionary is judged; imports nothing slow, for the help of commands."""
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 
 from mlsm_plugin.core.files.settings import option, seed
 from mlsm_plugin.core.hidden_states.settings import BlockSettings, ModelRun, layer
 from mlsm_plugin.core.text.unknown_tokens import KnownText
-
-# fields on which the result does not depend
-NOT_DECIDING_FINETUNING = ("allow_single_labels", "max_unk_rate", "cpu")
 
 
 @dataclass(frozen=True)
@@ -27,19 +24,15 @@ class FinetuneSettings(KnownText):
     )
     regression: bool = option(False, help="predict numbers; all labels must be numbers")
     header: bool = option(False, help="skip the first line of each file, which names its columns")
-    allow_single_labels: bool = option(False, help="accept a label that only one training text has")
+    allow_single_labels: bool = option(False, help="accept a label that only one training text has", decides=False)
     from_scratch: bool = option(False, help="start from random weights of the same architecture, for comparison")
     bf16: str = option("off", choices=("on", "off"), help="matrix products in bfloat16")
-    cpu: bool = option(False, help="do not use a GPU")
+    cpu: bool = option(False, help="do not use a GPU", decides=False)
 
     @property
     def best_in(self) -> str:
         """The figure on the validation texts that decides which epoch is the best."""
         return "loss" if self.regression else self.metric
-
-    def deciding(self) -> dict[str, object]:
-        """The values on which the result depends."""
-        return {name: value for name, value in asdict(self).items() if name not in NOT_DECIDING_FINETUNING}
 
 
 @dataclass(frozen=True)
