@@ -34,9 +34,8 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from comparison.linear_probe import probe_accuracy
 from torch import Tensor
-from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer, logging, set_seed
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, logging, set_seed
 
 from mlsm_plugin.cli.actions import HelpFormatter
 from mlsm_plugin.cli.coding_options import check_positive
@@ -46,7 +45,9 @@ from mlsm_plugin.core.files.output_lock import hold_lock
 from mlsm_plugin.core.files.planned_folder import PlannedFolder
 from mlsm_plugin.core.files.step_record import StepRecord
 from mlsm_plugin.core.hidden_states.devices import default_device, has_fast_bf16
+from mlsm_plugin.evaluation.encoder_quality import linear_probe
 from mlsm_plugin.evaluation.labelled_texts import LabelledTexts, check_same_kind, read_labelled_texts
+from mlsm_plugin.evaluation.sentence_encoders import open_sentence_encoder
 from mlsm_plugin.huggingface import MaskedLmCollator, MaskedLmModel, PretrainingSequences, write_text_sequences
 from mlsm_plugin.huggingface.adaptation import RECORD
 
@@ -141,7 +142,7 @@ class Comparison:
         labels = sorted(set(train.labels))
         return {
             "mlm_bits": self.mlm_bits(model),
-            "probe": self.probe(model, train, test, labels),
+            "probe": self.probe(model, train, test),
             "finetuned": self.finetuned(model, train, test, labels, seed),
         }
 
@@ -160,23 +161,13 @@ class Comparison:
             sums += output["parts"].sum(dim=0).cpu().numpy()
         return float(sums[0] / sums[1] / math.log(2))
 
-    @torch.no_grad()
-    def means(self, model: Path, texts: LabelledTexts) -> Tensor:
-        """Means of the last hidden states over the tokens of each text, ``(n, dim)`` float64."""
-        tokenizer, network = AutoTokenizer.from_pretrained(model), AutoModel.from_pretrained(model)
-        network = network.to(self.device).eval()
-        found = []
-        for batch in _batches(texts):
-            inputs = _inputs(tokenizer, batch, self.args.max_length).to(self.device)
-            mask = inputs["attention_mask"][:, :, None]
-            hidden = network(**inputs)[0] * mask
-            found.append((hidden.sum(dim=1) / mask.sum(dim=1)).double().cpu())
-        return torch.cat(found)
-
-    def probe(self, model: Path, train: LabelledTexts, test: LabelledTexts, labels: Sequence[str]) -> float:
+    def probe(self, model: Path, train: LabelledTexts, test: LabelledTexts) -> float:
         """Accuracy in % of logistic regression on frozen means."""
-        of_train, of_test = (self.means(model, texts) for texts in (train, test))
-        return 100 * probe_accuracy(of_train, _targets(train, labels), of_test, _targets(test, labels))
+        encoder = open_sentence_encoder(model)
+        train_vectors = encoder.vectors([" ".join(text) for text in train.texts])
+        test_vectors = encoder.vectors([" ".join(text) for text in test.texts])
+        predicted = linear_probe(train_vectors, train.labels, test_vectors)
+        return 100 * float((predicted == np.array(test.labels)).mean())
 
     def finetuned(
         self, model: Path, train: LabelledTexts, test: LabelledTexts, labels: Sequence[str], seed: int

@@ -12,15 +12,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
+import numpy as np
 
 from comparison.commands import Commands
-from comparison.linear_probe import probe_accuracy, sentence_means
 from comparison.masked_lm_loss import evaluate_masked_lm
-from mlsm_plugin import hub
 from mlsm_plugin.core.files.atomic_files import atomic_open, read_json, write_json
+from mlsm_plugin.evaluation.encoder_quality import linear_probe
 from mlsm_plugin.evaluation.labelled_texts import check_same_kind, read_labelled_texts
 from mlsm_plugin.evaluation.minimal_pairs import read_pairs
+from mlsm_plugin.evaluation.sentence_encoders import open_sentence_encoder
 from mlsm_plugin.fairseq_plugin.coding.block_reader import BlockSettings
 
 
@@ -108,12 +108,13 @@ class Measures:
 
     def _probe(self, task: Task, checkpoint: Path) -> float:
         """Accuracy of logistic regression on frozen means, on the lines that fine-tuning has."""
-        model = hub.from_pretrained(checkpoint.parent, checkpoint.name)
-        train, test = (read_labelled_texts(file) for file in (self._lines(task, "train"), task.test))
-        labels = sorted(set(train.labels))
-        rows = [sentence_means(model, [" ".join(text) for text in texts.texts]) for texts in (train, test)]
-        targets = [torch.tensor([labels.index(label) for label in texts.labels]) for texts in (train, test)]
-        return probe_accuracy(rows[0], targets[0], rows[1], targets[1])
+        encoder = open_sentence_encoder(checkpoint)
+        train = read_labelled_texts(self._lines(task, "train"))
+        test = read_labelled_texts(task.test)
+        train_vectors = encoder.vectors([" ".join(text) for text in train.texts])
+        test_vectors = encoder.vectors([" ".join(text) for text in test.texts])
+        predicted = linear_probe(train_vectors, train.labels, test_vectors)
+        return float((predicted == np.array(test.labels)).mean())
 
     def _lines(self, task: Task, split: str) -> Path:
         return self.output / "tasks" / task.name / f"{split}.tsv"

@@ -1,0 +1,484 @@
+#!/usr/bin/env python3
+"""Does a new, small encoder learn more from the codes of a published one? With controls, seeds, and equal time.
+
+    python research/compare_teachers.py TEACHER --text train.txt --valid valid.txt --output DIR \
+        --labelled sst2/train.tsv sst2/dev.tsv --labelled trec/train.tsv trec/test.tsv --seeds 1 2 3
+
+A student with its own tokenizer is trained from random weights, for the same number of updates of the same text, with
+
+- ``mlm``: masked LM;
+- ``mlsm+mlm``: masked LM and the codes of the teacher's hidden states;
+- ``mlsm``: the codes alone;
+- ``regression+mlm``: masked LM and the teacher's hidden states themselves, standardized (mean squared error, as in
+  data2vec): do *sparse* targets matter?
+- ``random-dictionary``: codes over random directions;
+- ``exchanged-within-types``: each token has the code of another token of its type: the context's share is gone;
+- ``type-mean``: each token has the mean code of its type;
+- ``mlm-time``: masked LM for as long as ``mlsm+mlm`` takes in all, with the teacher's part and the dictionary.
+
+Times are processor seconds, which other work on the machine hardly changes. Measured on each student: bits of masked
+words and retrieval on ``--valid``, linear probes, and fine-tuning on the first ``--lines`` labelled texts.
+
+Writes ``teachers.json`` and ``teachers.md``. Run the same command again to resume: what is finished is not repeated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+from control_codes import exchanged_sources, looked_up, means_of_types, of_types, write_random_dictionary
+from torch import Tensor, nn
+from transformers import Trainer, logging
+
+from mlsm_plugin.core.coding.block_coding import store_meta
+from mlsm_plugin.core.coding.coder_learning import LearningSettings
+from mlsm_plugin.core.coding.split_coder import CodingSettings
+from mlsm_plugin.core.files.atomic_files import atomic_open, read_json, write_json
+from mlsm_plugin.core.files.progress import Progress
+from mlsm_plugin.core.hidden_states.hf_encoder import HuggingFaceEncoder, LibraryEncoder
+from mlsm_plugin.core.machine.memory import keep_freed_memory
+from mlsm_plugin.core.sparse_coding.code_store import CodeStore
+from mlsm_plugin.core.sparse_coding.code_store_writer import CodeStoreWriter
+from mlsm_plugin.core.sparse_coding.coder import load_coder
+from mlsm_plugin.core.text.hf_tokenizer import HuggingFaceTokenizer, load_fast_tokenizer
+from mlsm_plugin.evaluation.encoder_quality import EvaluationData, evaluate_encoder, read_evaluation_data
+from mlsm_plugin.evaluation.finetuning import Finetuning
+from mlsm_plugin.evaluation.quality_settings import QualitySettings
+from mlsm_plugin.evaluation.sentence_encoders import open_sentence_encoder
+from mlsm_plugin.evaluation.settings import FinetuneSettings
+from mlsm_plugin.huggingface.adaptation import MASKS_OF_STUDENT, TRAINING_OF_STUDENT
+from mlsm_plugin.huggingface.aligned_sequences import AlignedSequences, write_aligned
+from mlsm_plugin.huggingface.coding import learn_from_sequences
+from mlsm_plugin.huggingface.collators import (
+    IGNORED,
+    Batch,
+    LatentSemanticCollator,
+    MaskedLmCollator,
+    PretrainingSequence,
+    Rng,
+)
+from mlsm_plugin.huggingface.latent_semantic_model import LatentSemanticModel
+from mlsm_plugin.huggingface.pretraining_model import MaskedLmModel, Objective, PretrainingModel, head_of, sums_of_rows
+from mlsm_plugin.huggingface.pretraining_sequences import PretrainingSequences
+from mlsm_plugin.huggingface.saved_folder import save_pretrained
+from mlsm_plugin.huggingface.student_model import learn_tokenizer, new_model, student_config
+from mlsm_plugin.huggingface.text_sequences import write_text_sequences
+from mlsm_plugin.huggingface.token_sequences import TokenSequences
+from mlsm_plugin.huggingface.trainer_callback import prepare
+
+ROWS = (
+    "mlm",
+    "mlsm+mlm",
+    "regression+mlm",
+    "exchanged-within-types",
+    "random-dictionary",
+    "mlm-time",
+    "mlsm",
+    "type-mean",
+)
+CONTROLS = ("exchanged-within-types", "type-mean", "random-dictionary")
+TOP_OF_MEANS = 64  # atoms of a mean code
+STATES = "states.npy"
+BATCH = 32  # sequences that the teacher reads at once
+CHUNK = 1 << 14  # tokens that are coded at once
+
+
+class StatesCollator(MaskedLmCollator):
+    """Masks tokens for which there are hidden states of the teacher, and looks these up.
+
+    A batch also has ``states`` (n, dim) float32 of the n masked tokens, standardized.
+    """
+
+    def __init__(self, tokenizer: Any, states: np.ndarray, mean: np.ndarray, deviation: np.ndarray) -> None:
+        super().__init__(tokenizer, MASKS_OF_STUDENT)
+        self.states = states
+        self.mean = mean
+        self.deviation = deviation
+
+    def _masked(
+        self, sequences: Sequence[PretrainingSequence], rngs: Sequence[Rng]
+    ) -> tuple[Sequence[np.ndarray], Batch]:
+        masks = [
+            self._drawn(sequence, rng) & (sequence.positions >= 0)
+            for sequence, rng in zip(sequences, rngs, strict=True)
+        ]
+        positions = [sequence.positions[mask] for sequence, mask in zip(sequences, masks, strict=True)]
+        states = (self.states[np.concatenate(positions)].astype(np.float32) - self.mean) / self.deviation
+        return masks, {"states": torch.from_numpy(states)}
+
+
+class RegressionModel(PretrainingModel):
+    """A masked LM that also predicts the teacher's hidden states of masked tokens, by their mean squared error.
+
+    ``weight`` is that of the error, which is 1 where a mean is predicted; ``width`` is that of the states.
+    """
+
+    figures: ClassVar[tuple[str, ...]] = ("error", "mlm_loss", "masked_share")
+    regressor: nn.Linear
+
+    def set_objective(self, *, width: int, weight: float = 1.0) -> None:
+        """Add the layer that predicts."""
+        self.weight = weight
+        self.regressor = nn.Linear(head_of(self).width, width)
+
+    def _objective(self, labels: Tensor, *, states: Tensor | None = None, **inputs: Tensor) -> Objective:
+        hidden = self._encoded(**inputs)[0]
+        loss, (sums, masked) = self._masked_lm(hidden, labels)
+        is_masked = labels != IGNORED
+        transformed = head_of(self).transform(hidden[is_masked])
+        errors = (self.regressor(transformed).float() - states).square().mean(dim=1)
+        parts = [sums_of_rows(errors, is_masked), masked, sums_of_rows(torch.zeros_like(errors), is_masked), masked]
+        parts[2] = sums
+        return loss + self.weight * errors.sum(), masked.sum(), [*parts, masked]
+
+
+class Comparison:
+    """The parts of the comparison; each is kept in the output folder and not repeated."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.args = args
+        self.output: Path = args.output
+        self.output.mkdir(parents=True, exist_ok=True)
+
+    def once(self, name: str, compute: Callable[[], Any]) -> Any:
+        """The content of ``name.json``, which ``compute`` makes if it is not there."""
+        path = self.output / f"{name}.json"
+        if not path.exists():
+            write_json(path, compute())
+        return read_json(path)
+
+    @cached_property
+    def tokenizer_folder(self) -> Path:
+        """The student's tokenizer, learned from the text."""
+        folder = self.output / "tokenizer"
+        if not folder.exists():
+            learn_tokenizer([self.args.text], self.args.teacher, folder, vocab_size=self.args.vocab_size)
+        return folder
+
+    @cached_property
+    def text(self) -> TokenSequences:
+        """The text in the student's tokens."""
+        sequences, _ = write_text_sequences(
+            [self.args.text], self.tokenizer_folder, self.output / "tokens", max_length=self.args.max_length
+        )
+        return sequences
+
+    @cached_property
+    def aligned(self) -> AlignedSequences:
+        """The text in the teacher's tokens."""
+        folder = self.output / "tokens.auxiliary"
+        places = self.output / "tokens.places"
+        if not places.exists():
+            write_aligned(
+                [self.args.text],
+                self.text,
+                HuggingFaceTokenizer(self.tokenizer_folder),
+                HuggingFaceTokenizer(self.args.teacher),
+                folder,
+                places,
+                max_length=HuggingFaceEncoder.usual_tokens_of(self.args.teacher),
+                max_unk_rate=0.01,
+            )
+        return AlignedSequences(TokenSequences(folder), TokenSequences(places))
+
+    @cached_property
+    def encoder(self) -> LibraryEncoder:
+        """The teacher, up to its coded layer."""
+        return LibraryEncoder(self.args.teacher, layer=self.args.layer, device="cpu", fp16=None)
+
+    def learn_dictionary(self) -> dict[str, float]:
+        """Learn the dictionary; returns its processor seconds."""
+        start = time.process_time()
+        settings = LearningSettings(
+            layer=self.args.layer,
+            coder="topk",
+            atoms=self.args.atoms,
+            k=self.args.k,
+            tokens=self.args.dictionary_tokens,
+            device="cpu",
+        )
+        folder = self.output / "dictionary"
+        learn_from_sequences(
+            self.aligned.sequences, self.args.teacher, output=folder, settings=settings, encoder=self.encoder
+        )
+        return {"seconds": time.process_time() - start}
+
+    def read_states(self) -> dict[str, float]:
+        """Write the teacher's hidden states of all tokens, float16; returns the processor seconds."""
+        start = time.process_time()
+        sequences = self.aligned.sequences
+        path = self.output / STATES
+        shape = (sequences.num_tokens, self.encoder.dim)
+        states = np.lib.format.open_memmap(path, mode="w+", dtype=np.float16, shape=shape)
+        lengths = np.diff(sequences.starts)
+        order = np.argsort(lengths, kind="stable")
+        for first in Progress(range(0, len(order), BATCH), desc="the teacher reads", unit="batch"):
+            numbers = order[first : first + BATCH]
+            rows = [torch.from_numpy(sequences[int(number)]) for number in numbers]
+            batch = nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=self.encoder.pad)
+            hidden = self.encoder.hidden_states(batch).numpy()
+            for number, of_sequence in zip(numbers, hidden, strict=True):
+                place = sequences.starts[number]
+                states[place : place + lengths[number]] = of_sequence[: lengths[number]]
+        states.flush()
+        return {"seconds": time.process_time() - start}
+
+    @cached_property
+    def states(self) -> np.ndarray:
+        """The teacher's hidden states ``(n_tokens, dim)`` float16."""
+        self.once("states", self.read_states)
+        return np.load(self.output / STATES, mmap_mode="r")
+
+    @cached_property
+    def types(self) -> np.ndarray:
+        """The teacher's id of each token ``(n_tokens,)``; -1 for special tokens, which have no code."""
+        sequences = self.aligned.sequences
+        ids = np.concatenate([sequences[number] for number in range(len(sequences))])
+        special = sorted(HuggingFaceTokenizer(self.args.teacher).special_ids)
+        return np.where(np.isin(ids, special), -1, ids).astype(np.int32)
+
+    def codes(self, kind: str) -> Path:
+        """The folder of a store of codes; ``kind`` is ``codes`` or a control."""
+        self.once("dictionary-seconds", self.learn_dictionary)
+        folder = self.output / f"{kind}.codes"
+        if not (folder / "meta.json").exists():
+            self.once(f"{kind}-seconds", partial(self.write_codes, kind, folder))
+        return folder
+
+    def write_codes(self, kind: str, folder: Path) -> dict[str, float]:
+        """Write a store of codes; returns the processor seconds."""
+        dictionary = self.output / "dictionary"
+        if kind in ("exchanged-within-types", "type-mean"):
+            store = CodeStore(self.codes("codes"))
+            if kind == "type-mean":
+                means = means_of_types(store, self.types, int(self.types.max()) + 1, TOP_OF_MEANS)
+                return self._write(kind, folder, dictionary, lambda rows: of_types(means, self.types[rows]))
+            sources = exchanged_sources(self.types, np.random.default_rng(1), within_types=True)
+            return self._write(kind, folder, dictionary, lambda rows: looked_up(store, sources[rows]))
+        if kind == "random-dictionary":
+            learned = dictionary
+            dictionary = self.output / "random"
+            if not dictionary.exists():
+                write_random_dictionary(argparse.Namespace(dictionary=learned, output=dictionary, seed=1))
+        coder = load_coder(dictionary)
+
+        def codes_of(rows: np.ndarray) -> sp.csr_matrix:
+            codes = coder.encode(torch.from_numpy(self.states[rows].astype(np.float32))).codes
+            return sp.diags((self.types[rows] >= 0).astype(np.float32)) @ codes
+
+        return self._write(kind, folder, dictionary, codes_of)
+
+    def _write(
+        self, kind: str, folder: Path, dictionary: Path, codes_of: Callable[[np.ndarray], sp.csr_matrix]
+    ) -> dict[str, float]:
+        start = time.process_time()
+        number = self.aligned.sequences.num_tokens
+        meta = store_meta(
+            load_coder(dictionary),
+            CodingSettings(self.args.layer),
+            split=self.aligned.sequences.fingerprint,
+            auxiliary=HuggingFaceEncoder.fingerprint_of(self.args.teacher),
+            blocks=None,
+        )
+        writer = CodeStoreWriter(folder, {**meta, "control": kind}, [*range(0, number, CHUNK), number])
+        for index, first, last in Progress(writer.missing_shards(), desc=kind, unit="shard"):
+            codes = sp.csr_matrix(codes_of(np.arange(first, last)))
+            codes.eliminate_zeros()
+            writer.write_shard(index, codes)
+        writer.finish()
+        return {"seconds": time.process_time() - start}
+
+    @cached_property
+    def evaluation(self) -> EvaluationData:
+        """What all students are measured on."""
+        pairs = [(self.first_lines(train), test) for train, test in self.args.labelled]
+        return read_evaluation_data([self.args.valid], pairs, [], QualitySettings(queries=500, passages=5000))
+
+    def first_lines(self, path: str) -> Path:
+        """A file with the first labelled texts of another one."""
+        shortened = self.output / "labelled" / Path(path).parent.name / "train.tsv"
+        if not shortened.exists():
+            shortened.parent.mkdir(parents=True, exist_ok=True)
+            lines = Path(path).read_text(encoding="utf-8").splitlines(keepends=True)
+            with atomic_open(shortened, "w") as file:
+                file.writelines(lines[: self.args.lines])
+        return shortened
+
+    def row(self, name: str, seed: int) -> dict[str, Any]:
+        """The figures of a student."""
+        figures: dict[str, Any] = self.once(f"{name}-seed-{seed}", partial(self.trained, name, seed))
+        return figures
+
+    def updates_of(self, name: str, seed: int) -> int:
+        """The number of updates; of ``mlm-time`` as many as ``mlsm+mlm`` leaves time for."""
+        updates: int = self.args.updates
+        if name != "mlm-time":
+            return updates
+        plain = self.row("mlm", seed)["seconds"]
+        return round(updates * self.total_seconds(seed) / plain)
+
+    def total_seconds(self, seed: int) -> float:
+        """The processor seconds of ``mlsm+mlm``, with the dictionary and the codes of the text that it reads."""
+        trained = self.row("mlsm+mlm", seed)["seconds"]
+        coding = self.once("states", self.read_states)["seconds"] + self.once("codes-seconds", dict)["seconds"]
+        share = min(1.0, self.args.updates * self.args.batch_size / len(self.text))
+        return trained + self.once("dictionary-seconds", dict)["seconds"] + share * coding
+
+    def trained(self, name: str, seed: int) -> dict[str, Any]:
+        """Train a student and measure it."""
+        updates = self.updates_of(name, seed)
+        tokenizer = load_fast_tokenizer(self.tokenizer_folder)
+        folder = self.output / "students" / f"{name}-seed-{seed}"
+        torch.manual_seed(seed)
+        stock = new_model(student_config(self.args.student), tokenizer)
+        codes = None
+        collator: MaskedLmCollator
+        model: PretrainingModel
+        if name in ("mlm", "mlm-time"):
+            collator = MaskedLmCollator(tokenizer, MASKS_OF_STUDENT)
+            model = MaskedLmModel.of(stock)
+        elif name == "regression+mlm":
+            sample = self.states[:: max(1, len(self.states) // 100_000)].astype(np.float32)
+            collator = StatesCollator(tokenizer, self.states, sample.mean(axis=0), sample.std(axis=0))
+            model = RegressionModel.of(stock, width=self.states.shape[1], weight=self.args.regression_weight)
+        else:
+            codes = self.codes(name if name in CONTROLS else "codes")
+            collator = LatentSemanticCollator(tokenizer, MASKS_OF_STUDENT)
+            model = LatentSemanticModel.of(stock, num_atoms=self.args.atoms, mlm_weight=float(name != "mlsm"))
+        settings = TRAINING_OF_STUDENT
+        arguments = settings.arguments(folder / "checkpoints")
+        arguments.max_steps = updates
+        arguments.warmup_steps = round(settings.warmup * updates)
+        arguments.per_device_train_batch_size = self.args.batch_size
+        arguments.eval_strategy = "no"
+        arguments.save_strategy = "no"
+        arguments.seed = seed
+        arguments.logging_steps = 50
+        trainer = prepare(
+            Trainer(
+                model,
+                arguments,
+                data_collator=collator,
+                train_dataset=PretrainingSequences(self.text, codes, aligned=self.aligned),
+                optimizers=(settings.optimizer_of(model), None),
+            )
+        )
+        start = time.process_time()
+        trainer.train()
+        seconds = time.process_time() - start
+        if isinstance(model, RegressionModel):
+            del model.regressor
+        save_pretrained(folder / "model", model, tokenizer)
+        log = trainer.state.log_history
+        return {"updates": updates, "seconds": seconds, "log": log, **self.measured(folder, name)}
+
+    def measured(self, folder: Path, name: str) -> dict[str, Any]:
+        """The figures of a trained student."""
+        measures = evaluate_encoder(open_sentence_encoder(folder / "model"), self.evaluation)
+        figures: dict[str, Any] = {measure: values.figure for measure, values in measures.items()}
+        if name == "mlsm":  # whose masked-LM head is not trained
+            figures = {measure: figure for measure, figure in figures.items() if not measure.startswith("bits")}
+        finetuned = {}
+        settings = FinetuneSettings(
+            max_epoch=self.args.epochs,
+            patience=self.args.epochs,
+            lr=self.args.finetuning_rate,
+            max_unk_rate=0.1,
+            cpu=True,
+        )
+        for train, test in self.args.labelled:
+            task = Path(train).parent.name
+            files = {"train": self.first_lines(train), "valid": test}
+            output = folder / "finetuned" / task
+            summary = Finetuning(folder / "model", files, output, settings).run([1])
+            finetuned[task] = summary["seeds"][0]["score"]
+        return {"measures": figures, "finetuned": finetuned}
+
+
+def table(comparison: Comparison) -> str:
+    """The figures as a Markdown table; means over the seeds."""
+    names = [name for name in comparison.args.rows if any(_results(comparison, name))]
+    first = _results(comparison, names[0])[0]
+    measures = [*first["measures"]]
+    tasks = [*first["finetuned"]]
+    header = ["row", "updates", "minutes", *measures, *(f"{task}, fine-tuned" for task in tasks)]
+    lines = [f"| {' | '.join(header)} |", f"| --- |{' ---: |' * (len(header) - 1)}"]
+    for name in names:
+        results = _results(comparison, name)
+        cells = [name, f"{results[0]['updates']:,}", _mean([result["seconds"] / 60 for result in results])]
+        for measure in measures:
+            values = [result["measures"][measure] for result in results if measure in result["measures"]]
+            cells.append(_mean([value if "bits" in measure else 100 * value for value in values]))
+        cells += [_mean([100 * result["finetuned"][task] for result in results]) for task in tasks]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _results(comparison: Comparison, name: str) -> list[dict[str, Any]]:
+    paths = [comparison.output / f"{name}-seed-{seed}.json" for seed in comparison.args.seeds]
+    return [read_json(path) for path in paths if path.exists()]
+
+
+def _mean(values: Sequence[float]) -> str:
+    if not values:
+        return ""
+    if len(values) == 1:
+        return f"{values[0]:.2f}"
+    return f"{statistics.mean(values):.2f} ± {statistics.stdev(values):.2f}"
+
+
+def parse_arguments() -> argparse.Namespace:
+    """The options of the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("teacher", type=Path, help="folder of a published encoder with its tokenizer")
+    parser.add_argument("--text", required=True, help="text to train on")
+    parser.add_argument("--valid", required=True, help="text of another source to measure on")
+    parser.add_argument("--labelled", nargs=2, action="append", required=True, metavar="TSV", help="train and test")
+    parser.add_argument("--lines", type=int, default=2500, help="labelled texts to train on (default: 2500)")
+    parser.add_argument("--output", required=True, type=Path, help="folder for everything that is made")
+    parser.add_argument("--rows", nargs="+", default=list(ROWS), choices=ROWS)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1])
+    parser.add_argument("--student", default="4x256")
+    parser.add_argument("--vocab-size", type=int, default=8000)
+    parser.add_argument("--max-length", type=int, default=128)
+    parser.add_argument("--updates", type=int, default=900)
+    parser.add_argument("--batch-size", type=int, default=32)
+    parser.add_argument("--layer", type=int, default=5)
+    parser.add_argument("--atoms", type=int, default=2000)
+    parser.add_argument("--k", type=int, default=16)
+    parser.add_argument("--dictionary-tokens", type=int, default=600_000)
+    parser.add_argument("--regression-weight", type=float, default=1.0)
+    parser.add_argument("--epochs", type=int, default=4, help="of fine-tuning")
+    parser.add_argument("--finetuning-rate", type=float, default=3e-4)
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Train and measure what is missing, seed by seed, and write the table."""
+    args = parse_arguments()
+    logging.set_verbosity_error()
+    keep_freed_memory()
+    comparison = Comparison(args)
+    for seed in args.seeds:
+        for name in args.rows:
+            comparison.row(name, seed)
+            with atomic_open(args.output / "teachers.md", "w") as file:
+                file.write(table(comparison))
+    print(table(comparison))
+    return 0
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    sys.exit(main())
