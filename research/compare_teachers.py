@@ -138,9 +138,8 @@ class RegressionModel(PretrainingModel):
         is_masked = labels != IGNORED
         transformed = head_of(self).transform(hidden[is_masked])
         errors = (self.regressor(transformed).float() - states).square().mean(dim=1)
-        parts = [sums_of_rows(errors, is_masked), masked, sums_of_rows(torch.zeros_like(errors), is_masked), masked]
-        parts[2] = sums
-        return loss + self.weight * errors.sum(), masked.sum(), [*parts, masked]
+        parts = [sums_of_rows(errors, is_masked), masked, sums, masked, masked]
+        return loss + self.weight * errors.sum(), masked.sum(), parts
 
 
 class Comparison:
@@ -381,15 +380,25 @@ class Comparison:
             del model.regressor
         save_pretrained(folder / "model", model, tokenizer)
         log = trainer.state.log_history
-        return {"updates": updates, "seconds": seconds, "log": log, **self.measured(folder, name)}
+        return {"updates": updates, "seconds": seconds, "log": log, "measures": self.measured(folder, name)}
 
-    def measured(self, folder: Path, name: str) -> dict[str, Any]:
-        """The figures of a trained student."""
+    def measured(self, folder: Path, name: str) -> dict[str, float]:
+        """The figures of a trained student without fine-tuning."""
         measures = evaluate_encoder(open_sentence_encoder(folder / "model"), self.evaluation)
-        figures: dict[str, Any] = {measure: values.figure for measure, values in measures.items()}
+        figures = {measure: values.figure for measure, values in measures.items()}
         if name == "mlsm":  # whose masked-LM head is not trained
             figures = {measure: figure for measure, figure in figures.items() if not measure.startswith("bits")}
-        finetuned = {}
+        return figures
+
+    def finetuned(self, name: str, seed: int) -> dict[str, float]:
+        """The accuracy on each task after fine-tuning; empty with ``--epochs 0``."""
+        if self.args.epochs == 0:
+            return {}
+        scores: dict[str, float] = self.once(f"{name}-seed-{seed}-finetuned", partial(self._finetuned, name, seed))
+        return scores
+
+    def _finetuned(self, name: str, seed: int) -> dict[str, float]:
+        folder = self.output / "students" / f"{name}-seed-{seed}"
         settings = FinetuneSettings(
             max_epoch=self.args.epochs,
             patience=self.args.epochs,
@@ -397,36 +406,37 @@ class Comparison:
             max_unk_rate=0.1,
             cpu=True,
         )
+        scores = {}
         for train, test in self.args.labelled:
             task = Path(train).parent.name
             files = {"train": self.first_lines(train), "valid": test}
-            output = folder / "finetuned" / task
-            summary = Finetuning(folder / "model", files, output, settings).run([1])
-            finetuned[task] = summary["seeds"][0]["score"]
-        return {"measures": figures, "finetuned": finetuned}
+            summary = Finetuning(folder / "model", files, folder / "finetuned" / task, settings).run([1])
+            scores[task] = summary["seeds"][0]["score"]
+        return scores
 
 
 def table(comparison: Comparison) -> str:
     """The figures as a Markdown table; means over the seeds."""
-    names = [name for name in comparison.args.rows if any(_results(comparison, name))]
-    first = _results(comparison, names[0])[0]
-    measures = [*first["measures"]]
-    tasks = [*first["finetuned"]]
+    args = comparison.args
+    rows = {name: _results(comparison, name, "") for name in args.rows}
+    rows = {name: results for name, results in rows.items() if results}
+    measures = list(next(iter(rows.values()))[0]["measures"])
+    tasks = [Path(train).parent.name for train, _ in args.labelled]
     header = ["row", "updates", "minutes", *measures, *(f"{task}, fine-tuned" for task in tasks)]
     lines = [f"| {' | '.join(header)} |", f"| --- |{' ---: |' * (len(header) - 1)}"]
-    for name in names:
-        results = _results(comparison, name)
+    for name, results in rows.items():
         cells = [name, f"{results[0]['updates']:,}", _mean([result["seconds"] / 60 for result in results])]
         for measure in measures:
             values = [result["measures"][measure] for result in results if measure in result["measures"]]
             cells.append(_mean([value if "bits" in measure else 100 * value for value in values]))
-        cells += [_mean([100 * result["finetuned"][task] for result in results]) for task in tasks]
+        finetuned = _results(comparison, name, "-finetuned")
+        cells += [_mean([100 * scores[task] for scores in finetuned]) for task in tasks]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
-def _results(comparison: Comparison, name: str) -> list[dict[str, Any]]:
-    paths = [comparison.output / f"{name}-seed-{seed}.json" for seed in comparison.args.seeds]
+def _results(comparison: Comparison, name: str, what: str) -> list[dict[str, Any]]:
+    paths = [comparison.output / f"{name}-seed-{seed}{what}.json" for seed in comparison.args.seeds]
     return [read_json(path) for path in paths if path.exists()]
 
 
@@ -459,7 +469,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--k", type=int, default=16)
     parser.add_argument("--dictionary-tokens", type=int, default=600_000)
     parser.add_argument("--regression-weight", type=float, default=1.0)
-    parser.add_argument("--epochs", type=int, default=4, help="of fine-tuning")
+    parser.add_argument("--epochs", type=int, default=4, help="of fine-tuning; 0: none (default: 4)")
     parser.add_argument("--finetuning-rate", type=float, default=3e-4)
     return parser.parse_args()
 
@@ -473,6 +483,7 @@ def main() -> int:
     for seed in args.seeds:
         for name in args.rows:
             comparison.row(name, seed)
+            comparison.finetuned(name, seed)
             with atomic_open(args.output / "teachers.md", "w") as file:
                 file.write(table(comparison))
     print(table(comparison))
