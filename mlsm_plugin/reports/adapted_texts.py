@@ -15,9 +15,9 @@ from mlsm_plugin.huggingface.aligned_sequences import AlignedSequences
 from mlsm_plugin.huggingface.pretraining_sequences import PretrainingSequences
 from mlsm_plugin.huggingface.token_sequences import TokenSequences
 from mlsm_plugin.reports.latent_report import AtomSummary, summarize_atoms
+from mlsm_plugin.reports.raised_tokens import Block, CountedBlocks, set_raised_tokens_of_folder
 
 SEQUENCES_AT_ONCE = 100
-Block = tuple[np.ndarray, csr_matrix]
 
 
 def is_adaptation(folder: Path) -> bool:
@@ -33,9 +33,9 @@ def summarize_adaptation(folder: Path, split: str, *, max_tokens: int) -> tuple[
     """
     dataset = coded_part(folder, split)
     symbols = HuggingFaceTokenizer(folder / MODEL).tokens_by_id()
-    summaries = summarize_atoms(
-        coded_blocks(dataset, max_tokens), num_atoms=dataset.num_atoms, num_types=len(symbols), symbols=symbols
-    )
+    blocks = CountedBlocks(coded_blocks(dataset, max_tokens), len(symbols))
+    summaries = summarize_atoms(blocks, num_atoms=dataset.num_atoms, num_types=len(symbols), symbols=symbols)
+    set_raised_tokens_of_folder(summaries, folder / MODEL, symbols, blocks.counts)
     return summaries, CodeStore(folder / f"{split}.codes")
 
 

@@ -68,7 +68,7 @@ def _summarized(
     from mlsm_plugin.reports.coded_datasets import find_codes, summarize_split
 
     data_bin, code_folder = find_codes(folder, None if codes is None else Path(codes), split)
-    return data_bin, code_folder, *summarize_split(data_bin, split, code_folder, max_tokens=max_tokens)
+    return data_bin, code_folder, *summarize_split(data_bin, split, code_folder, max_tokens=max_tokens, run=folder)
 
 
 def _directions(store: CodeStore, dictionary: PathLike | None, places: list[Path]) -> np.ndarray | None:

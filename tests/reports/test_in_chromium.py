@@ -76,10 +76,12 @@ def marked(document: str) -> bool:
 
 
 def latent_page(text: str, path: Path) -> Path:
-    context = {"left": text, "token": text, "right": text, "weight": 0.5}
-    summary = AtomSummary(0, 0.5, 0.5, [(text, 1.0)], [context])  # type: ignore[list-item]
+    context = {"left": text, "token": text, "right": text, "weight": 0.5, "marks": [(0, 4, 0.25)]}
+    summary = AtomSummary(0, 0.5, 0.5, [(text, 1.0)], [context], raised=[text])  # type: ignore[list-item]
     other = AtomSummary(1, 0.4, 0.5, [("other", 1.0)], label=["other"], telling=1.0, neighbours=[(0, 0.5)])
-    other.examples.append({"left": "one ", "token": "other", "right": " place", "weight": 0.25})
+    other.examples.append(
+        {"left": "one ", "token": "other", "right": " place", "weight": 0.25, "marks": [(10, 5, 0.125)]}
+    )
     summaries = [summary, other]
     render_report(summaries, title=text, facts={text: text}, output_path=path)
     return path
