@@ -28,7 +28,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="call each property by its most telling tokens in this text (default: in the index, or in the text of "
         "`mlsm adapt`)",
     )
-    parser.add_argument("--names", metavar="FILE", help="names of properties: JSON of atom to text, or of Neuronpedia")
+    parser.add_argument(
+        "--names", metavar="PATH", help="names of properties: JSON of atom to text, of Neuronpedia, or Delphi's folder"
+    )
     parser.add_argument(
         "--datastore", metavar="DIR", help="also retrieve phrases for masks from what `mlsm npm datastore` made"
     )

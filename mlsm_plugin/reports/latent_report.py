@@ -34,6 +34,7 @@ KEYS = (
     "frequency",
     "weight",
     "label",
+    "called",
     "telling",
     "bars",
     "near",
@@ -71,6 +72,7 @@ class AtomSummary:
     telling: float = 0.0  # how much the label tells; 0 for a dead atom
     histogram: list[int] = field(default_factory=list)  # (BINS,) occurrences by weight
     neighbours: list[tuple[int, float]] = field(default_factory=list)  # the nearest atoms, with their cosines
+    name: str = ""  # that a person or another program gave
     raised: list[str] = field(default_factory=list)  # pieces that the model then predicts more, most first
     lowered: list[str] = field(default_factory=list)  # and less
 
@@ -454,6 +456,7 @@ def _embedded_json(summaries: Sequence[AtomSummary]) -> str:
                 _short(summary.frequency),
                 _short(summary.mean_weight),
                 numbers(summary.label),
+                summary.name,
                 _short(summary.telling),
                 _bars(summary.histogram),
                 [[number, round(cosine, 2)] for number, cosine in summary.neighbours],

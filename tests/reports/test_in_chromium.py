@@ -109,6 +109,19 @@ def test_the_policy_stops_what_gets_into_a_page(policy: bool, server: Server, tm
     assert ">Atom 0</a></h3>" in document
 
 
+def test_atoms_are_found_by_their_names(server: Server, tmp_path: Path) -> None:
+    named = AtomSummary(0, 0.5, 0.5, [("first", 1.0)], label=["first"], name=f"Called {server.payload}")
+    other = AtomSummary(1, 0.5, 0.5, [("other", 1.0)], label=["other"], telling=1.0)
+    page = tmp_path / "page.html"
+    render_report([named, other], title="names", facts={}, output_path=page)
+    document = opened(page, tmp_path / "profile", "#q=called")
+    assert "1 to 1 of 1 atom for" in document
+    assert ">Called &lt;/td" in document
+    assert '<span class="number">first</span><span class="number">atom 0</span>' in document
+    assert not marked(document)
+    assert server.requests == []
+
+
 def test_atoms_are_found_by_their_contexts_and_have_links(tmp_path: Path) -> None:
     page = latent_page("first", tmp_path / "page.html")
     by_default = opened(page, tmp_path / "profile")
