@@ -68,8 +68,7 @@ def make_page(explorer: Explorer) -> "Blocks":
         gradio.HTML(html.style() + f"<h2>{TITLE}</h2>")
         text = gradio.Textbox(
             value=WITH_MASK if reads_masks else WITHOUT_MASK,
-            label="Text",
-            info=f"{MASK} stands for a masked token." if reads_masks else None,
+            label=f"Text, in which {MASK} stands for a masked token" if reads_masks else "Text",
             lines=2,
             elem_id="text",
         )

@@ -15,6 +15,7 @@ from mlsm_plugin.huggingface.pretraining_model import head_of
 from mlsm_plugin.reports.latent_report import AtomSummary
 
 TOKENS = 5  # of each kind
+OFTEN = 20  # occurrences of a token whose row in the head is well trained
 ATOMS_AT_ONCE = 256
 Block = tuple[np.ndarray, csr_matrix]
 
@@ -51,12 +52,15 @@ def set_raised_tokens(
         directions: ``(n_atoms, width)``, the rows of the latent head.
         project: from transformed hidden states ``(n, width)`` to logits of tokens ``(n, V)``, linear.
         symbols: the piece of every token type.
-        counts: ``(V,)`` of the tokens in the text; what does not occur is left out, since it was hardly trained.
+        counts: ``(V,)`` of the tokens in the text; rare ones were hardly trained, and are left out if there are others.
     """
     centred = directions.float() - directions.float().mean(dim=0)
     origin = project(torch.zeros_like(centred[:1]))
-    number = min(TOKENS, int((counts > 0).sum()))
-    usable = torch.from_numpy(counts > 0)
+    occurs = counts >= OFTEN
+    if occurs.sum() < 2 * TOKENS:
+        occurs = counts > 0
+    number = min(TOKENS, int(occurs.sum()))
+    usable = torch.from_numpy(occurs)
     for first in range(0, len(centred), ATOMS_AT_ONCE):
         effects = (project(centred[first : first + ATOMS_AT_ONCE]) - origin)[:, : len(counts)].cpu()
         most = effects.masked_fill(~usable, -torch.inf).topk(number, dim=1).indices

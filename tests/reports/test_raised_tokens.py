@@ -17,7 +17,7 @@ from mlsm_plugin.huggingface.pretraining_model import head_of
 from mlsm_plugin.reports.adapted_texts import summarize_adaptation
 from mlsm_plugin.reports.coded_datasets import summarize_split
 from mlsm_plugin.reports.latent_report import AtomSummary
-from mlsm_plugin.reports.raised_tokens import CountedBlocks, set_raised_tokens, set_raised_tokens_of_folder
+from mlsm_plugin.reports.raised_tokens import OFTEN, CountedBlocks, set_raised_tokens, set_raised_tokens_of_folder
 from tests.adapted_student import ATOMS, adapted_student
 from tests.tiny_models import save_untrained
 
@@ -27,8 +27,8 @@ def test_the_gradient_of_an_atom_raises_these_tokens() -> None:
     torch.manual_seed(0)
     latent, tokens = nn.Linear(8, 5), nn.Linear(8, 30)
     symbols = [f"w{number}" for number in range(30)]
-    counts = np.ones(30, dtype=np.int64)
-    counts[7] = 0
+    counts = np.full(30, OFTEN)
+    counts[7] = OFTEN - 1
     summaries = [AtomSummary(atom, 0.5, 0.5) for atom in range(5)]
     set_raised_tokens(summaries, latent.weight.detach(), tokens, symbols, counts)
     nn.init.zeros_(latent.bias)
