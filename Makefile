@@ -16,6 +16,7 @@ else
   VENV ?= .venv
 endif
 STAMP := $(VENV)/.installed
+SLOW_STAMP := $(VENV)/.installed-slow
 DEMO_DIR ?= demo
 REPORT = $(firstword $(wildcard $(DEMO_DIR)/report.html) build/demo/report.html)
 # test files that run at the same time, each with one thread: more threads do not speed up tiny models
@@ -36,6 +37,12 @@ $(STAMP): pyproject.toml setup.py constraints.txt scripts/find_python.sh
 	$(VENV)/bin/python -m pip check
 	$(VENV)/bin/mlsm doctor
 	@touch $(STAMP)
+
+# gradio is large, and only the slow lane opens its page
+$(SLOW_STAMP): $(STAMP)
+	PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 \
+	  $(VENV)/bin/python -m pip install --progress-bar off -q -e '.[test,explore]'
+	@touch $(SLOW_STAMP)
 
 demo: setup
 	$(VENV)/bin/python examples/mlsm/demo.py --output $(DEMO_DIR) $(if $(CORPUS),--corpus '$(CORPUS)')
@@ -64,7 +71,7 @@ test-fast: setup
 test: setup
 	$(MAKE) --no-print-directory -j 2 lint test-fast
 
-test-slow: setup
+test-slow: setup $(SLOW_STAMP)
 	$(PYTEST) -m 'slow and not gpu' --durations 60
 
 test-all: test test-slow

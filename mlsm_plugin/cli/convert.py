@@ -20,14 +20,17 @@ from mlsm_plugin.core.files.output_files import check_no_input
 if TYPE_CHECKING:
     from mlsm_plugin.hub.comparison import Comparison
 
+CODES = "codes of this package"
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
         "What is done depends on SOURCE. A run or a checkpoint is exported to Hugging Face (RobertaForMaskedLM, "
         "ModernBertForMaskedLM or DebertaV2ForMaskedLM). One of these, or a BERT, XLM-R or CamemBERT, becomes a "
         "checkpoint that training can start from. Several checkpoints, or --last, give one with the mean of their "
-        "weights. An SAE of this package becomes a SAELens folder. A folder of SAELens, sparsify or "
-        "dictionary_learning, or an .npy file of atoms, becomes a dictionary of this package."
+        "weights. An SAE of this package becomes a SAELens folder. Codes of token sequences become the cache of "
+        "activations that Delphi names latents from. A folder of SAELens, sparsify or dictionary_learning, or an .npy "
+        "file of atoms, becomes a dictionary of this package."
     )
     parser.add_argument("sources", nargs="+", metavar="SOURCE", help="folder or file; a hub name begins with hf:")
     parser.add_argument("output", metavar="OUTPUT", help="folder (of checkpoints: file) to write")
@@ -39,12 +42,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     models.add_argument("--npm", choices=("phrase", "single"), help=text)
     dictionaries = parser.add_argument_group("options of dictionaries")
     add_settings(dictionaries, CoderImport)
+    text = "token sequences that were coded (of `mlsm adapt`: tokens), for codes, which also need --auxiliary hf:MODEL"
+    dictionaries.add_argument("--sequences", metavar="DIR", help=text)
     parser.add_argument("--overwrite", action="store_true", help="replace existing output")
 
 
 def needs_fairseq(args: argparse.Namespace) -> bool:
     """Whether the source is a model, or a dictionary for a checkpoint of fairseq."""
-    return "dictionary" not in _kind_of(args) or (bool(args.auxiliary) and not is_hf(args.auxiliary))
+    kind = _kind_of(args)
+    if kind == CODES:
+        return False
+    return "dictionary" not in kind or (bool(args.auxiliary) and not is_hf(args.auxiliary))
 
 
 def run(args: argparse.Namespace, extra: list[str]) -> int:
@@ -66,6 +74,7 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
 def _kind_of(args: argparse.Namespace) -> str:
     """What the sources are: a key of :data:`CONVERSIONS`."""
     from mlsm_plugin.core.files.planned_folder import META_FILE
+    from mlsm_plugin.core.sparse_coding.code_store import is_code_store
 
     source = args.sources[0]
     if len(args.sources) > 1 or args.last is not None:
@@ -77,6 +86,8 @@ def _kind_of(args: argparse.Namespace) -> str:
         return "a checkpoint"
     if not path.exists():
         raise FileNotFoundError(f"{source} does not exist (a hub name begins with {HF_PREFIX})")
+    if (path / META_FILE).is_file() and is_code_store(path):
+        return CODES
     if (path / META_FILE).is_file():
         return "a dictionary of this package"
     if is_library_folder(path):
@@ -191,12 +202,22 @@ def _export_sae(args: argparse.Namespace) -> None:
         print(f"{args.output}: {coder.num_atoms:,} latents for SAELens (sae_lens.SAE.load_from_disk)")
 
 
+def _export_codes(args: argparse.Namespace) -> None:
+    from mlsm_plugin.huggingface.delphi_cache import write_delphi_cache
+
+    if args.sequences is None or args.auxiliary is None:
+        raise ValueError(f"{args.sources[0]} is {CODES}: --sequences and --auxiliary are required, its text and model")
+    cache = write_delphi_cache(args.sources[0], args.sequences, args.auxiliary, args.output, overwrite=args.overwrite)
+    print(f"{cache.folder}: {cache.nonzeros:,} activations on {cache.tokens:,} tokens, for Delphi")
+
+
 # kind of source -> the function that converts it, and the options of this function
 CONVERSIONS = {
     "a checkpoint": (_export_model, ("text", "lines", "overwrite")),
     "a model of Hugging Face": (_import_model, ("text", "lines", "npm")),
     "several checkpoints": (_average, ("last", "overwrite")),
     "a dictionary of this package": (_export_sae, ("overwrite",)),
+    CODES: (_export_codes, ("sequences", "auxiliary", "overwrite")),
     "a dictionary of another program": (
         _import_dictionary,
         ("layer", "auxiliary", "lambda_", "normalize", "transpose", "overwrite"),

@@ -28,6 +28,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--quality", metavar="JSON", help="also show the figures that `mlsm evaluate dictionary --output` wrote"
     )
+    parser.add_argument(
+        "--names", metavar="PATH", help="names of atoms: JSON of atom to text, of Neuronpedia, or Delphi's folder"
+    )
 
 
 def needs_fairseq(args: argparse.Namespace) -> bool:
@@ -43,7 +46,8 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
 
     check_positive(args, "max_tokens")
     check_output(
-        args.output, [path for path in (args.folder, args.codes, args.quality, args.dictionary) if path is not None]
+        args.output,
+        [path for path in (args.folder, args.codes, args.quality, args.dictionary, args.names) if path is not None],
     )
     summaries = inspect(
         args.folder,
@@ -53,6 +57,7 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
         max_tokens=args.max_tokens,
         quality=args.quality,
         dictionary=args.dictionary,
+        names=args.names,
     )
     dead = sum(summary.frequency == 0 for summary in summaries)
     print(f"{len(summaries)} atoms, {dead} of them dead here: {args.output}")

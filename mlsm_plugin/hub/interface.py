@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -10,7 +10,9 @@ from fairseq import utils
 from fairseq.data import data_utils
 from torch import Tensor
 
+from mlsm_plugin.core.files.atomic_files import PathLike
 from mlsm_plugin.core.masking.word_boundaries import SENTENCEPIECE_BEGIN
+from mlsm_plugin.core.sparse_coding.atom_names import read_names
 from mlsm_plugin.core.text.unknown_tokens import MAX_UNK_RATE_OF_A_TEXT, check_known
 from mlsm_plugin.fairseq_plugin.compat.model_parts import RobertaHub, lm_head
 from mlsm_plugin.fairseq_plugin.compat.training_options import why_untrained
@@ -27,6 +29,7 @@ class TokenProperties:
 
     token: str  # the piece, as the tokenizer writes it
     atoms: list[tuple[int, float]]  # with their probabilities, strongest first
+    names: list[str] = field(default_factory=list, repr=False)  # of these atoms, if names were passed; "" for none
 
 
 class MlsmHubInterface(RobertaHub):
@@ -71,24 +74,32 @@ class MlsmHubInterface(RobertaHub):
             _, extra = self.model(tokens.to(self.device), project_tokens=False, project_atoms=True)
         return extra["atom_logits"].float().softmax(dim=-1)
 
-    def latent_properties(self, text: str, topk: int = 5) -> list[TokenProperties]:
+    def latent_properties(self, text: str, topk: int = 5, names: PathLike | None = None) -> list[TokenProperties]:
         """The ``topk`` strongest atoms of each token of ``text``; ``<mask>`` stands for a masked token.
+
+        ``names`` is a file or folder of :func:`~mlsm_plugin.core.sparse_coding.atom_names.read_names`, from which the
+        atoms also get their names.
 
         Example::
 
             >>> model.latent_properties("the <mask> barked", topk=1)[1].atoms
             [(17, 0.21)]
 
-        ValueError if ``topk`` is not positive, or as of :meth:`latent_distribution`.
+        ValueError if ``topk`` is not positive, the names are of other atoms, or as of :meth:`latent_distribution`.
         """
         _check_topk(topk)
+        name_of = {} if names is None else read_names(names, self.num_atoms)
         tokens = torch.tensor(self._encode_with_masks(text)[0])
         probabilities = self.latent_distribution(tokens)[0]
         values, atoms = probabilities.topk(min(topk, probabilities.size(-1)), dim=-1)
         dictionary = self.task.source_dictionary
         special = {dictionary.bos(), dictionary.eos(), dictionary.pad()}
         return [
-            TokenProperties(dictionary[token], list(zip(row_atoms, row_values, strict=True)))
+            TokenProperties(
+                dictionary[token],
+                list(zip(row_atoms, row_values, strict=True)),
+                [] if names is None else [name_of.get(atom, "") for atom in row_atoms],
+            )
             for token, row_atoms, row_values in zip(tokens.tolist(), atoms.tolist(), values.tolist(), strict=True)
             if token not in special
         ]

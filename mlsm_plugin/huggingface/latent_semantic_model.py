@@ -48,7 +48,7 @@ class LatentSemanticModel(PretrainingModel):
         A model without a masked-LM head gets a new one. ValueError if the model does not exist, the latent head is
         damaged, or it is missing and ``num_atoms`` is not given.
         """
-        saved = _read_latent_head(hf_folder(path, weights=True) / LATENT_HEAD)
+        saved = read_latent_head(hf_folder(path, weights=True) / LATENT_HEAD)
         if num_atoms is None:
             if saved is None:
                 raise ValueError(f"{path} has no latent head; pass num_atoms, the number of atoms of the codes")
@@ -157,7 +157,11 @@ class LatentSemanticModel(PretrainingModel):
             save_file(contents, Path(save_directory) / LATENT_HEAD)
 
 
-def _read_latent_head(path: Path) -> dict[str, Tensor] | None:
+def read_latent_head(path: Path) -> dict[str, Tensor] | None:
+    """The weights in the file of a latent head, ``weight`` ``(n_atoms, width)`` among them; None if there is no file.
+
+    ValueError if it is damaged.
+    """
     if not path.is_file():
         return None
     file = read_safetensors(path)

@@ -15,9 +15,9 @@ from mlsm_plugin.huggingface.aligned_sequences import AlignedSequences
 from mlsm_plugin.huggingface.pretraining_sequences import PretrainingSequences
 from mlsm_plugin.huggingface.token_sequences import TokenSequences
 from mlsm_plugin.reports.latent_report import AtomSummary, summarize_atoms
+from mlsm_plugin.reports.raised_tokens import Block, CountedBlocks, set_raised_tokens_of_folder
 
 SEQUENCES_AT_ONCE = 100
-Block = tuple[np.ndarray, csr_matrix]
 
 
 def is_adaptation(folder: Path) -> bool:
@@ -31,20 +31,29 @@ def summarize_adaptation(folder: Path, split: str, *, max_tokens: int) -> tuple[
     The tokens are those of the trained model, also where the codes are of a teacher with another vocabulary.
     ValueError if there is no such part, or the adaptation made no codes or is not finished.
     """
+    dataset = coded_part(folder, split)
+    symbols = HuggingFaceTokenizer(folder / MODEL).tokens_by_id()
+    blocks = CountedBlocks(coded_blocks(dataset, max_tokens), len(symbols))
+    summaries = summarize_atoms(blocks, num_atoms=dataset.num_atoms, num_types=len(symbols), symbols=symbols)
+    set_raised_tokens_of_folder(summaries, folder / MODEL, symbols, blocks.counts)
+    return summaries, CodeStore(folder / f"{split}.codes")
+
+
+def coded_part(folder: Path, split: str) -> PretrainingSequences:
+    """A part of the text of an adaptation with its codes; ValueError as of :func:`summarize_adaptation`."""
     if split not in TEXT_PARTS:
         raise ValueError(f"--split is one of {', '.join(TEXT_PARTS)} for {folder}, got {split}")
     codes = folder / f"{split}.codes"
     if not (codes / META_FILE).is_file():
         raise ValueError(f"{folder} has no codes ({codes.name}); only objectives with mlsm make them")
+    check_finished(folder)
+    return _dataset(folder, split, codes)
+
+
+def check_finished(folder: Path) -> None:
+    """Raise ValueError unless the model of an adaptation is there."""
     if not (folder / MODEL).is_dir():
         raise ValueError(f"{folder} is not finished; run the same `mlsm adapt` again")
-    tokenizer = HuggingFaceTokenizer(folder / MODEL)
-    dataset = _dataset(folder, split, codes)
-    symbols = tokenizer.tokens_by_id()
-    summaries = summarize_atoms(
-        _coded_blocks(dataset, max_tokens), num_atoms=dataset.num_atoms, num_types=len(symbols), symbols=symbols
-    )
-    return summaries, CodeStore(codes)
 
 
 def _dataset(folder: Path, split: str, codes: Path) -> PretrainingSequences:
@@ -68,7 +77,7 @@ def _dataset(folder: Path, split: str, codes: Path) -> PretrainingSequences:
     )
 
 
-def _coded_blocks(dataset: PretrainingSequences, max_tokens: int) -> Iterator[Block]:
+def coded_blocks(dataset: PretrainingSequences, max_tokens: int) -> Iterator[Block]:
     """Ids ``(n,)`` and codes ``(n, num_atoms)`` of some sequences at once."""
     store = dataset.codes
     assert store is not None

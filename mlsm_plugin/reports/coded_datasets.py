@@ -15,9 +15,14 @@ from mlsm_plugin.core.sparse_coding.code_store import INSPECTED_CHECK, META_FILE
 from mlsm_plugin.core.sparse_coding.stored_codes import CODES_OVER, check_same_codes
 from mlsm_plugin.fairseq_plugin.coding.block_reader import BlockReader, BlockSettings
 from mlsm_plugin.fairseq_plugin.compat.checkpoint_states import config_in, read_state
+from mlsm_plugin.fairseq_plugin.compat.model_parts import lm_head
 from mlsm_plugin.fairseq_plugin.compat.resumed_runs import newest_whole
+from mlsm_plugin.fairseq_plugin.compat.training_options import why_untrained
 from mlsm_plugin.fairseq_plugin.data.token_blocks import check_codes_belong_to, check_is_coded
+from mlsm_plugin.fairseq_plugin.models.latent_head_model import LatentHead
+from mlsm_plugin.hub import from_pretrained
 from mlsm_plugin.reports.latent_report import AtomSummary, summarize_atoms
+from mlsm_plugin.reports.raised_tokens import CountedBlocks, set_raised_tokens
 
 
 def find_codes(folder: Path, chosen: Path | None = None, split: str = "train") -> tuple[Path, Path]:
@@ -32,8 +37,7 @@ def find_codes(folder: Path, chosen: Path | None = None, split: str = "train") -
             return candidate, chosen or candidate
     if not any(folder.glob("*.pt")):
         raise FileNotFoundError(f"{folder} is neither a binarized dataset nor a run (no train.idx, no checkpoint)")
-    newest = newest_whole(folder) if (folder / "stages.json").is_file() else None  # the best may be of another stage
-    state = read_state(newest[0] if newest else checkpoint_of(folder))
+    state = read_state(_checkpoint_of(folder))
     task = config_in(state).task
     data = Path(utils.split_paths(task.data)[0])
     codes = Path(utils.split_paths(getattr(task, "latent_codes", None) or task.data)[0])
@@ -54,6 +58,12 @@ def find_codes(folder: Path, chosen: Path | None = None, split: str = "train") -
     return data, chosen or codes
 
 
+def _checkpoint_of(run: Path) -> Path:
+    """The checkpoint that predicts the codes of a run; in stages, the best may be of another stage."""
+    newest = newest_whole(run) if (run / "stages.json").is_file() else None
+    return newest[0] if newest else checkpoint_of(run)
+
+
 def _codes_of_last_stage(folder: Path, data: Path) -> Path:
     """The folder of the last stage that has codes; the best checkpoint may be of an earlier one."""
     stages = sorted(folder.glob("stage-*"), key=lambda path: (len(path.name), path.name), reverse=True)
@@ -72,9 +82,13 @@ def _codes_of_last_stage(folder: Path, data: Path) -> Path:
 
 
 def summarize_split(
-    data_bin: Path, split: str, folder: Path, *, max_tokens: int
+    data_bin: Path, split: str, folder: Path, *, max_tokens: int, run: Path | None = None
 ) -> tuple[list[AtomSummary], CodeStore]:
-    """Summaries of all atoms over the first ``max_tokens`` tokens of a split, and its codes, those in ``folder``."""
+    """Summaries of all atoms over the first ``max_tokens`` tokens of a split, and its codes, those in ``folder``.
+
+    Where ``run`` is the folder of a training that predicts these codes and tokens, the tokens that each atom raises are
+    those of its heads.
+    """
     codes = folder / f"{split}.codes"
     check_is_coded(data_bin / split, codes)
     store = CodeStore(codes)
@@ -82,10 +96,25 @@ def summarize_split(
     blocks = check_json(store.meta, INSPECTED_CHECK, codes / META_FILE)["blocks"]
     reader = BlockReader(data_bin, split, BlockSettings(blocks["tokens_per_sample"], blocks["sample_break_mode"]))
     symbols = reader.dictionary.symbols
-    summaries = summarize_atoms(
-        _coded_blocks(reader, store, max_tokens), num_atoms=store.num_atoms, num_types=len(symbols), symbols=symbols
-    )
+    blocks = CountedBlocks(_coded_blocks(reader, store, max_tokens), len(symbols))
+    summaries = summarize_atoms(blocks, num_atoms=store.num_atoms, num_types=len(symbols), symbols=symbols)
+    if run is not None and any(run.glob("*.pt")):
+        _set_raised_tokens(summaries, run, symbols, blocks.counts)
     return summaries, store
+
+
+def _set_raised_tokens(summaries: list[AtomSummary], run: Path, symbols: list[str], counts: np.ndarray) -> None:
+    """Set the tokens that each atom raises; nothing where the run cannot be opened or does not predict both."""
+    try:
+        interface = from_pretrained(_checkpoint_of(run))
+    except (ValueError, OSError):
+        return
+    if getattr(interface, "num_atoms", 0) != len(summaries) or why_untrained(interface.cfg) is not None:
+        return
+    head = lm_head(interface.model)
+    assert isinstance(head, LatentHead)
+    assert head.atom_projection is not None
+    set_raised_tokens(summaries, head.atom_projection.weight, head.token_logits, symbols, counts)
 
 
 def _coded_blocks(reader: BlockReader, store: CodeStore, max_tokens: int) -> Iterator[tuple[np.ndarray, csr_matrix]]:

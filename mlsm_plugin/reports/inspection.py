@@ -6,6 +6,7 @@ import numpy as np
 
 from mlsm_plugin.core.files.atomic_files import PathLike, read_json
 from mlsm_plugin.core.files.json_checks import JsonObject, check_json, fields, number, optional, text
+from mlsm_plugin.core.sparse_coding.atom_names import read_names
 from mlsm_plugin.core.sparse_coding.code_store import META_FILE, CodeStore
 from mlsm_plugin.core.sparse_coding.coder import load_coder
 from mlsm_plugin.reports.adapted_texts import is_adaptation, summarize_adaptation
@@ -30,20 +31,25 @@ def inspect(
     max_tokens: int = 2_000_000,
     quality: PathLike | None = None,
     dictionary: PathLike | None = None,
+    names: PathLike | None = None,
 ) -> list[AtomSummary]:
     """Write an HTML page of what the latent properties mean; returns what it shows of them.
 
     ``folder`` is the output of ``mlsm adapt``, or with fairseq, as ``codes``, what
     :func:`~mlsm_plugin.reports.coded_datasets.find_codes` takes; ``quality`` is a file of ``mlsm evaluate dictionary
     --output``, whose figures the page also shows. ``dictionary`` is that of the codes, from which the nearest atoms
-    of each are shown; None: one beside the dataset or the codes, if it is that of the codes.
+    of each are shown; None: one beside the dataset or the codes, if it is that of the codes. ``names`` is a file or
+    folder of :func:`~mlsm_plugin.core.sparse_coding.atom_names.read_names`.
 
     Raises:
-        ValueError: the codes do not belong to the text or the run, or figures or dictionary are those of others.
+        ValueError: the codes do not belong to the text or the run, or figures, dictionary or names are those of others.
         OSError: a file is missing, or the page cannot be written.
     """
     figures = None if quality is None else _read_quality(quality)
     data, code_folder, summaries, store = _summarized(Path(folder), codes, split, max_tokens)
+    if names is not None:
+        for atom, name in read_names(names, len(summaries)).items():
+            summaries[atom].name = name
     facts = {"data": f"{data.name}, {split}", "tokens": f"{store.num_tokens:,}"}
     if max_tokens < store.num_tokens:
         facts["tokens"] = f"the first {max_tokens:,} of {store.num_tokens:,}"
@@ -68,7 +74,7 @@ def _summarized(
     from mlsm_plugin.reports.coded_datasets import find_codes, summarize_split
 
     data_bin, code_folder = find_codes(folder, None if codes is None else Path(codes), split)
-    return data_bin, code_folder, *summarize_split(data_bin, split, code_folder, max_tokens=max_tokens)
+    return data_bin, code_folder, *summarize_split(data_bin, split, code_folder, max_tokens=max_tokens, run=folder)
 
 
 def _directions(store: CodeStore, dictionary: PathLike | None, places: list[Path]) -> np.ndarray | None:

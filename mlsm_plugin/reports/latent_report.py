@@ -27,10 +27,25 @@ QUANTILES = (0.75, 0.5, 0.1)  # of the weights of an atom, around which examples
 LABEL_TOKENS = 3
 TOLD = 0.1  # of what the first token of a label tells, the others must tell
 FEW_OCCURRENCES = 100  # with so many, an atom tells half as much as with very many
-SENTENCE_END = "</s>"
+SENTENCE_ENDS = frozenset({"</s>", "[SEP]"})
 # of an atom on the page, in the order of its row
-KEYS = ("atom", "frequency", "weight", "label", "telling", "bars", "near", "tokens", "contexts", "examples")
-UNSEEN_SYMBOLS = frozenset({"<s>", "<pad>"})
+KEYS = (
+    "atom",
+    "frequency",
+    "weight",
+    "label",
+    "called",
+    "telling",
+    "bars",
+    "near",
+    "tokens",
+    "raised",
+    "lowered",
+    "contexts",
+    "examples",
+)
+LEVELS = 9  # of colour, up to the largest weight of an atom
+UNSEEN_SYMBOLS = frozenset({"<s>", "<pad>", "[CLS]", "[PAD]"})
 
 
 class Context(TypedDict):
@@ -40,6 +55,7 @@ class Context(TypedDict):
     token: str
     right: str
     weight: float
+    marks: list[tuple[int, int, float]]  # other tokens with the atom: their first character, length and weight
 
 
 @dataclass
@@ -56,6 +72,9 @@ class AtomSummary:
     telling: float = 0.0  # how much the label tells; 0 for a dead atom
     histogram: list[int] = field(default_factory=list)  # (BINS,) occurrences by weight
     neighbours: list[tuple[int, float]] = field(default_factory=list)  # the nearest atoms, with their cosines
+    name: str = ""  # that a person or another program gave
+    raised: list[str] = field(default_factory=list)  # pieces that the model then predicts more, most first
+    lowered: list[str] = field(default_factory=list)  # and less
 
 
 @dataclass
@@ -66,7 +85,8 @@ class _Occurrences:
     types: np.ndarray  # (n,) the token's id
     weights: np.ndarray  # (n,) float64
     order: np.ndarray  # (n,) position in the stream: the earlier wins ties
-    windows: np.ndarray  # (n, 2 * window + 1) ids, NOTHING beyond the block
+    windows: np.ndarray  # (n, 2 * window + 3) ids, NOTHING beyond the block; the first and last are not shown
+    weights_around: np.ndarray  # (n, 2 * window + 3) float32, of the atom; NaN before they are looked up
 
     def __getitem__(self, rows: np.ndarray) -> "_Occurrences":
         return _Occurrences(*(values[rows] for values in vars(self).values()))
@@ -108,15 +128,19 @@ def summarize_atoms(
     counts = np.zeros(num_atoms, dtype=np.int64)
     masses = csr_matrix((num_atoms, num_types), dtype=np.float64)
     histograms = np.zeros((num_atoms, BINS), dtype=np.int64)
-    best = _occurrences([], 0, num_atoms, window)
+    best = _occurrences([], csr_matrix((0, num_atoms)), 0, window)
     drawn = best
-    for entries in _chunks(token_blocks, num_atoms, num_types, window):
+    done = 0
+    for codes, entries in _chunks(token_blocks, num_atoms, num_types, window):
         coded_tokens += len(np.unique(entries.order))
         counts += np.bincount(entries.atoms, minlength=num_atoms)
         masses = masses + csr_matrix((entries.weights, (entries.atoms, entries.types)), shape=masses.shape)
         best = _keep_best(best, entries, num_atoms, contexts)
         np.add.at(histograms, (entries.atoms, _bins(entries.weights)), 1)
         drawn = _keep_drawn(drawn, entries)
+        _look_up_weights(best, codes, done)
+        _look_up_weights(drawn, codes, done)
+        done += codes.shape[0]
     totals = np.asarray(masses.sum(axis=1)).reshape(-1)
     summaries = [
         AtomSummary(atom, float(counts[atom] / max(coded_tokens, 1)), float(totals[atom] / max(counts[atom], 1)))
@@ -130,12 +154,11 @@ def summarize_atoms(
     for summary, (tokens, parts) in zip(summaries, telling_tokens(masses, LABEL_TOKENS), strict=True):
         _set_label(summary, tokens, parts, masses, int(counts[summary.atom]), symbols)
         summary.histogram = histograms[summary.atom].tolist()
-    mark = word_mark(symbols)
+    reader = _WindowReader(symbols)
     for row in np.lexsort((best.order, -best.weights)).tolist():
-        context = _read_window(best.windows[row].tolist(), symbols, mark, float(best.weights[row]))
-        summaries[best.atoms[row]].contexts.append(context)
+        summaries[best.atoms[row]].contexts.append(reader.context(best, row))
     for row in _rows_at_quantiles(drawn, histograms).tolist():
-        context = _read_window(drawn.windows[row].tolist(), symbols, mark, float(drawn.weights[row]))
+        context = reader.context(drawn, row)
         summary = summaries[drawn.atoms[row]]
         if context not in summary.contexts:
             summary.examples.append(context)
@@ -214,8 +237,8 @@ def _rows_at_quantiles(drawn: _Occurrences, histograms: np.ndarray) -> np.ndarra
 
 def _chunks(
     token_blocks: Iterable[tuple[np.ndarray, csr_matrix]], num_atoms: int, num_types: int, window: int
-) -> Iterator[_Occurrences]:
-    """The non-zero entries of the codes, several blocks at a time."""
+) -> Iterator[tuple[csr_matrix, _Occurrences]]:
+    """The codes of several blocks at a time, with their non-zero entries."""
     blocks: list[tuple[np.ndarray, csr_matrix]] = []
     done = tokens = entries = 0  # tokens before this chunk; tokens and entries in it
     for ids, codes in token_blocks:
@@ -227,25 +250,57 @@ def _chunks(
         tokens += len(ids)
         entries += codes.nnz
         if max(tokens, entries) >= CHUNK_ENTRIES:
-            yield _occurrences(blocks, done, num_atoms, window)
+            yield _chunk(blocks, done, num_atoms, window)
             done += tokens
             tokens = entries = 0
             blocks = []
-    yield _occurrences(blocks, done, num_atoms, window)
+    yield _chunk(blocks, done, num_atoms, window)
 
 
-def _occurrences(
+def _chunk(
     blocks: Sequence[tuple[np.ndarray, csr_matrix]], done: int, num_atoms: int, window: int
-) -> _Occurrences:
-    """The non-zero entries of the codes of blocks, before which there are ``done`` tokens."""
+) -> tuple[csr_matrix, _Occurrences]:
+    codes = _stacked(blocks, num_atoms)
+    return codes, _occurrences([ids for ids, _ in blocks], codes, done, window)
+
+
+def _stacked(blocks: Sequence[tuple[np.ndarray, csr_matrix]], num_atoms: int) -> csr_matrix:
+    """The codes of blocks, one below the other, with sorted indices."""
     codes = vstack([csr_matrix((0, num_atoms)), *(codes for _, codes in blocks)], format="csr", dtype=np.float64)
-    margin = np.full(max(window, 1), NOTHING, dtype=np.int64)
-    ids = np.concatenate([margin, *(part for ids, _ in blocks for part in (ids, margin))])
+    codes.sort_indices()
+    return csr_matrix(codes)
+
+
+def _occurrences(blocks: Sequence[np.ndarray], codes: csr_matrix, done: int, window: int) -> _Occurrences:
+    """The non-zero entries of the ``codes`` of some blocks of ids, before which there are ``done`` tokens."""
+    margin = np.full(window + 1, NOTHING, dtype=np.int64)
+    ids = np.concatenate([margin, *(part for ids in blocks for part in (ids, margin))])
     used = codes.data > 0
     rows = np.repeat(np.arange(codes.shape[0]), np.diff(codes.indptr))[used]
     places = np.flatnonzero(ids != NOTHING)[rows]
-    around = places[:, None] + np.arange(-window, window + 1)
-    return _Occurrences(codes.indices[used].astype(np.int64), ids[places], codes.data[used], rows + done, ids[around])
+    around = places[:, None] + np.arange(-window - 1, window + 2)
+    return _Occurrences(
+        atoms=codes.indices[used].astype(np.int64),
+        types=ids[places],
+        weights=codes.data[used],
+        order=rows + done,
+        windows=ids[around],
+        weights_around=np.full(around.shape, np.nan, dtype=np.float32),
+    )
+
+
+def _look_up_weights(kept: _Occurrences, codes: csr_matrix, done: int) -> None:
+    """Set the weights around the occurrences that are in ``codes``, before which there are ``done`` tokens."""
+    new = np.flatnonzero((kept.order >= done) & np.isnan(kept.weights_around[:, 0]))
+    if not len(new):
+        return
+    reach = kept.windows.shape[1] // 2
+    rows = kept.order[new, None] - done + np.arange(-reach, reach + 1)
+    keys = rows * codes.shape[1] + kept.atoms[new, None]
+    stored = np.repeat(np.arange(codes.shape[0]), np.diff(codes.indptr)) * codes.shape[1] + codes.indices
+    places = np.minimum(np.searchsorted(stored, keys), len(stored) - 1)
+    is_stored = (stored[places] == keys) & (kept.windows[new] != NOTHING)
+    kept.weights_around[new] = np.where(is_stored, codes.data[places], 0.0)
 
 
 def _keep_best(kept: _Occurrences, entries: _Occurrences, num_atoms: int, contexts: int) -> _Occurrences:
@@ -257,7 +312,10 @@ def _keep_best(kept: _Occurrences, entries: _Occurrences, num_atoms: int, contex
     candidates = kept.joined(entries[np.flatnonzero(entries.weights > bar[entries.atoms])])
     # each text once, and first the best of each type
     candidates = candidates[
-        _places((candidates.atoms, _window_hashes(candidates.windows)), (-candidates.weights, candidates.order)) == 0
+        _places(
+            (candidates.atoms, _window_hashes(candidates.windows[:, 1:-1])), (-candidates.weights, candidates.order)
+        )
+        == 0
     ]
     of_known_type = _places((candidates.atoms, candidates.types), (-candidates.weights, candidates.order)) > 0
     return candidates[_places((candidates.atoms,), (of_known_type, -candidates.weights, candidates.order)) < contexts]
@@ -286,25 +344,64 @@ def _places(groups: tuple[np.ndarray, ...], by: tuple[np.ndarray, ...]) -> np.nd
     return places
 
 
-def _read_window(window: Sequence[int], symbols: Sequence[str], mark: str, weight: float) -> Context:
-    """The text of a window of ids in whole words; the ends of sentences are shown as a pilcrow."""
-    middle = len(window) // 2
+class _WindowReader:
+    """Reads windows of ids as text in whole words; the ends of sentences are shown as a pilcrow."""
 
-    def pieces_of(ids: Sequence[int]) -> str:
-        pieces = [symbols[index] for index in ids if index != NOTHING and symbols[index] not in UNSEEN_SYMBOLS]
-        pieces = [" \u00b6 " if piece == SENTENCE_END else _spaced(piece, mark) for piece in pieces]
-        return "".join(pieces)
+    def __init__(self, symbols: Sequence[str]) -> None:
+        self._symbols = symbols
+        self._mark = word_mark(symbols)
 
-    left = pieces_of(window[:middle])
-    token = pieces_of(window[middle : middle + 1])
-    right = pieces_of(window[middle + 1 :])
-    if token.startswith(" "):
-        left += " "
-    if token.endswith(" "):
-        right = " " + right
-    left = re.sub(r"\s+", " ", left).lstrip()
-    right = re.sub(r"\s+", " ", right).rstrip()
-    return {"left": left, "token": token.strip() or mark or "\u2581", "right": right, "weight": weight}
+    def context(self, occurrences: _Occurrences, row: int) -> Context:
+        """The text around an occurrence; words that the window cuts are left out, but for the word of the token."""
+        window: list[int] = occurrences.windows[row].tolist()
+        weights = occurrences.weights_around[row].tolist()
+        middle = len(window) // 2
+        text = ""
+        marks: list[tuple[int, int, float]] = []
+        start = stop = 0
+        for place in range(self._first(window), self._last(window) + 1):
+            piece = self._text(window[place])
+            if place == middle and not piece.strip():
+                piece = self._mark or "\u2581"
+            text += piece.lstrip() if not text or text.endswith(" ") else piece
+            length = len(piece.strip())
+            end = len(text.rstrip())
+            if place == middle:
+                start = end - length
+                stop = end
+            elif weights[place] > 0 and length:
+                marks.append((end - length, length, float(weights[place])))
+        weight = float(occurrences.weights[row])
+        right = text[stop:].rstrip()
+        return {"left": text[:start], "token": text[start:stop], "right": right, "weight": weight, "marks": marks}
+
+    def _text(self, number: int) -> str:
+        if number == NOTHING or self._symbols[number] in UNSEEN_SYMBOLS:
+            return ""
+        symbol = self._symbols[number]
+        text = " \u00b6 " if symbol in SENTENCE_ENDS else _spaced(symbol, self._mark)
+        return re.sub(r"\s+", " ", text)
+
+    def _begins_word(self, number: int) -> bool:
+        """Whether a token begins a word, or there is none."""
+        if number == NOTHING:
+            return True
+        symbol = self._symbols[number]
+        return symbol in SENTENCE_ENDS or symbol in UNSEEN_SYMBOLS or _spaced(symbol, self._mark).startswith(" ")
+
+    def _first(self, window: list[int]) -> int:
+        """The place of the first token to show."""
+        if window[0] == NOTHING:
+            return 1
+        return next((place for place in range(1, len(window) // 2 + 1) if self._begins_word(window[place])), 1)
+
+    def _last(self, window: list[int]) -> int:
+        """The place of the last token to show."""
+        middle = len(window) // 2
+        for place in range(len(window) - 1, middle, -1):
+            if self._begins_word(window[place]):
+                return place - 1
+        return len(window) - 2
 
 
 def _spaced(piece: str, mark: str) -> str:
@@ -343,29 +440,53 @@ def marks_legend(pieces: Sequence[str]) -> str:
 
 
 def _embedded_json(summaries: Sequence[AtomSummary]) -> str:
-    """The data of the page as JSON, escaped so that no text in it can end the script early."""
-    rows = [
-        [
-            summary.atom,
-            _short(summary.frequency),
-            _short(summary.mean_weight),
-            summary.label,
-            _short(summary.telling),
-            _bars(summary.histogram),
-            [[number, round(cosine, 2)] for number, cosine in summary.neighbours],
-            [[piece, _short(share)] for piece, share in summary.top_tokens],
-            [_cells(context) for context in summary.contexts],
-            [_cells(context) for context in summary.examples],
-        ]
-        for summary in summaries
-    ]
-    text = json.dumps({"keys": KEYS, "rows": rows}, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
+    """The data of the page as JSON, escaped so that no text in it can end the script early; pieces stand in a table."""
+    pieces: dict[str, int] = {}
+
+    def numbers(some: Iterable[str]) -> list[int]:
+        return [pieces.setdefault(piece, len(pieces)) for piece in some]
+
+    rows = []
+    for summary in summaries:
+        highest = max((context["weight"] for context in summary.contexts), default=1.0)
+        shares = [_short(share) for _, share in summary.top_tokens]
+        rows.append(
+            [
+                summary.atom,
+                _short(summary.frequency),
+                _short(summary.mean_weight),
+                numbers(summary.label),
+                summary.name,
+                _short(summary.telling),
+                _bars(summary.histogram),
+                [[number, round(cosine, 2)] for number, cosine in summary.neighbours],
+                list(zip(numbers(piece for piece, _ in summary.top_tokens), shares, strict=True)),
+                numbers(summary.raised),
+                numbers(summary.lowered),
+                [_cells(context, highest) for context in summary.contexts],
+                [_cells(context, highest) for context in summary.examples],
+            ]
+        )
+    data = {"keys": KEYS, "pieces": list(pieces), "rows": rows}
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
     text = LONE_SURROGATE.sub(lambda half: f"\\u{ord(half[0]):04x}", text)  # UTF-8 cannot hold it
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
 
-def _cells(context: Context) -> list[str | float]:
-    return [context["left"], context["token"], context["right"], round(context["weight"], 3)]
+def _cells(context: Context, highest: float) -> list[str | float | list[int]]:
+    """Texts, weight and level of a context, then place, length and level of each mark."""
+    weight = context["weight"]
+    cells: list[str | float | list[int]] = [context["left"], context["token"], context["right"], round(weight, 3)]
+    cells.append(_level(weight, highest))
+    marks = [(start, length, _level(strength, highest)) for start, length, strength in context["marks"]]
+    if marks:
+        cells.append([number for mark in marks for number in mark])
+    return cells
+
+
+def _level(weight: float, highest: float) -> int:
+    """The level of colour of a weight, from 1 to :data:`LEVELS` for the largest."""
+    return min(LEVELS, max(1, round(LEVELS * weight / highest)))
 
 
 def _bars(histogram: Sequence[int]) -> str:

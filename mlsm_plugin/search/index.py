@@ -16,7 +16,6 @@ from mlsm_plugin.core.files.atomic_files import PathLike, atomic_open, read_json
 from mlsm_plugin.core.files.output_lock import only_writer
 from mlsm_plugin.core.files.planned_folder import PLAN_FILE, PlannedFolder
 from mlsm_plugin.core.files.progress import Progress
-from mlsm_plugin.core.sparse_coding.telling_tokens import telling_tokens
 from mlsm_plugin.core.text.text_files import check_text
 from mlsm_plugin.search.bm25 import OF_CODES, OF_WORDS, TermScores, best, fused, write_term_scores
 from mlsm_plugin.search.documents import (
@@ -27,6 +26,7 @@ from mlsm_plugin.search.documents import (
     number_of_repeated_names,
     read_documents,
 )
+from mlsm_plugin.search.labels import labels_of, token_weights
 from mlsm_plugin.search.settings import IndexSettings
 from mlsm_plugin.search.text_codes import TextCoder, TextCodes
 
@@ -37,7 +37,6 @@ logger = logging.getLogger(__name__)
 
 FORMAT = 1
 HASHED_WORDS = 2**20  # columns of the words, which are hashed: few of them share one
-LABEL_TOKENS = 3
 CANDIDATES = 1000  # of each ranking that are fused
 MODES = ("both", "codes", "words")
 
@@ -179,8 +178,7 @@ def _write_shard(batch: list[Document], coder: TextCoder, shards: Path, number: 
     vocabulary = coder.tokenizer.largest_id + 1
     labels = sp.csr_matrix((coder.num_atoms, vocabulary), dtype=np.float32)
     for text in coded:
-        rows = text.codes.tocoo()
-        labels += sp.csr_matrix((rows.data, (rows.col, text.ids[rows.row])), shape=labels.shape)
+        labels += token_weights(text.ids, text.codes, vocabulary)
     with atomic_open(shards / f"{number:06d}.jsonl") as file:
         file.writelines(as_line(document) for document in batch)
     _save_matrix(shards / f"{number:06d}.words.npz", word_counts([document.text for document in batch]))
@@ -198,9 +196,7 @@ def _merge(folder: Path, shards: Path, number_of_shards: int, coder: TextCoder) 
     write_term_scores(folder, "codes", coder.num_atoms, lambda: matrices("codes"), OF_CODES)
     write_term_scores(folder, "words", HASHED_WORDS, lambda: matrices("words"), OF_WORDS)
     labels = sum(matrices("labels"), start=sp.csr_matrix((coder.num_atoms, coder.tokenizer.largest_id + 1)))
-    telling = telling_tokens(sp.csr_matrix(labels), LABEL_TOKENS)
-    texts = [", ".join(_token_text(coder, int(token)) for token in tokens) for tokens, _ in telling]
-    write_json(folder / "labels.json", texts)
+    write_json(folder / "labels.json", labels_of(sp.csr_matrix(labels), coder.tokenizer))
     starts = [0]
     with atomic_open(folder / "documents.jsonl") as file:
         for number in range(number_of_shards):
@@ -216,10 +212,6 @@ def _merge(folder: Path, shards: Path, number_of_shards: int, coder: TextCoder) 
 def word_counts(texts: Sequence[str]) -> sp.csr_matrix:
     """Counts of lower-cased words of two or more characters, hashed, ``(n, HASHED_WORDS)`` float32."""
     return sp.csr_matrix(_vectorizer().transform(texts), dtype=np.float32)
-
-
-def _token_text(coder: TextCoder, number: int) -> str:
-    return str(coder.tokenizer.backend.decode([number], skip_special_tokens=False)).strip()
 
 
 class SearchIndex:

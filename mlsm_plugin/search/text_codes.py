@@ -94,6 +94,15 @@ class TextCoder(ABC):
             texts_codes.append(TextCodes(whole, np.array(ids, dtype=np.int64), offsets))
         return texts_codes
 
+    def codes_of_ids(self, ids: Sequence[int]) -> sp.csr_matrix:
+        """Codes ``(n, n_atoms)`` of a text of n ids; ValueError if the model cannot read so many at once."""
+        room = self.positions - len(self.tokenizer.surrounded([]))
+        if len(ids) > room:
+            raise ValueError(f"the text has {len(ids):,} tokens, and the model reads at most {room:,} at once")
+        if not ids:
+            return sp.csr_matrix((0, self.num_atoms), dtype=np.float32)
+        return self._codes_of_batch([list(ids)])
+
     def _codes_of_batch(self, rows: Sequence[list[int]]) -> sp.csr_matrix:
         """The codes of all tokens of rows of ids, one row after the other."""
         before = len(self.tokenizer.before)

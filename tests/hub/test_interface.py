@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -159,6 +160,16 @@ def test_latent_properties_name_the_strongest_atoms_of_each_piece(model):
     everything = model.latent_properties(TEXT, topk=1000)
     assert all(len(entry.atoms) == 48 for entry in everything)
     assert sum(probability for _, probability in everything[0].atoms) == pytest.approx(1, abs=1e-5)
+
+
+def test_latent_properties_have_the_names_that_are_passed(model, tmp_path):
+    (tmp_path / "names.json").write_text(json.dumps({str(atom): f"called {atom}" for atom in range(0, 48, 2)}))
+    for entry in model.latent_properties(TEXT, topk=6, names=tmp_path / "names.json"):
+        assert entry.names == ["" if atom % 2 else f"called {atom}" for atom, _ in entry.atoms]
+    assert model.latent_properties(TEXT)[0].names == []
+    (tmp_path / "names.json").write_text('{"48": "rain"}')
+    with pytest.raises(ValueError, match="names atom 48, but there are only 48"):
+        model.latent_properties(TEXT, names=tmp_path / "names.json")
 
 
 def test_latent_properties_of_masks(model):

@@ -71,7 +71,7 @@ def test_the_wheel_holds_the_package_with_its_data_and_nothing_else(wheel: Path)
         names = set(archive.namelist())
         entry_points = archive.read(f"mlsm_plugin-{__version__}.dist-info/entry_points.txt").decode()
     modules = {path.relative_to(REPOSITORY).as_posix() for path in (REPOSITORY / "mlsm_plugin").rglob("*.py")}
-    data = {"mlsm_plugin/py.typed", "mlsm_plugin/reports/latent_report.html"}
+    data = {"mlsm_plugin/py.typed", "mlsm_plugin/reports/latent_report.html", "mlsm_plugin/explore/page.css"}
     assert {name for name in names if ".dist-info/" not in name} == modules | data
     assert any(name.endswith("/LICENSE") for name in names)
     assert entry_points.split() == ["[console_scripts]", "mlsm", "=", "mlsm_plugin.cli.main:main"]
@@ -103,7 +103,7 @@ def test_the_metadata_says_what_pip_and_a_reader_need(wheel: Path) -> None:
     pythons = SpecifierSet(metadata["Requires-Python"])
     versions = ("3.10.18", "3.11.0", "3.13.9", "3.14.0")
     assert [version in pythons for version in versions] == [False, True, True, True]
-    assert metadata.get_all("Provides-Extra") == ["fairseq", "retrieval", "plot", "hf", "docs", "test"]
+    assert metadata.get_all("Provides-Extra") == ["fairseq", "retrieval", "plot", "hf", "explore", "docs", "test"]
     requirements = set(metadata.get_all("Requires-Dist"))
     assert {FAIRSEQ, "spams-bin>=2.6", "torch>=2.6", 'faiss-cpu>=1.8; extra == "retrieval"'} <= requirements
     assert len(metadata.get_all("Project-URL")) == 4

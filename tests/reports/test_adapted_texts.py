@@ -12,27 +12,15 @@ from mlsm_plugin.core.text.hf_tokenizer import HuggingFaceTokenizer
 from mlsm_plugin.huggingface.pretraining_sequences import PretrainingSequences
 from mlsm_plugin.huggingface.token_sequences import TokenSequences
 from mlsm_plugin.reports.adapted_texts import is_adaptation, summarize_adaptation
-from tests.conftest import failing_mlsm, made_once, mlsm
-from tests.tiny_hf_models import make_model
-
-ATOMS = 12
+from tests.adapted_student import ATOMS, adapted_student
+from tests.conftest import failing_mlsm, mlsm
 
 
 @pytest.fixture(params=[(), ("--vocab-size", 300)], ids=["one vocabulary", "two"], scope="module")
 def adapted(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, english_text: tuple[Path, Path]
 ) -> Path:
-    """The output of an adaptation of a student, with the vocabulary of its teacher or another."""
-
-    def make(root: Path) -> None:
-        lines = english_text[0].read_text(encoding="utf-8").splitlines(keepends=True)[:120]
-        (root / "text.txt").write_text("".join(lines), encoding="utf-8")
-        model = make_model("bert", root / "text.txt", root / "model")
-        words = ("--student", "1x64", *request.param, "--text", root / "text.txt", "--output", root / "out")
-        coding = ("--atoms", ATOMS, "--k", 3, "--tokens", 400, "--max-length", 24)
-        mlsm("adapt", model, *words, *coding, "--updates", 1, "--batch-size", 4, "--bf16", "off", "--cpu")
-
-    return made_once(tmp_path_factory, f"adapted{len(request.param)}", make) / "out"
+    return adapted_student(tmp_path_factory, english_text[0], *request.param)
 
 
 def test_atoms_are_summarized_over_the_tokens_of_the_model(adapted: Path) -> None:

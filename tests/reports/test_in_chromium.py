@@ -76,10 +76,12 @@ def marked(document: str) -> bool:
 
 
 def latent_page(text: str, path: Path) -> Path:
-    context = {"left": text, "token": text, "right": text, "weight": 0.5}
-    summary = AtomSummary(0, 0.5, 0.5, [(text, 1.0)], [context])  # type: ignore[list-item]
+    context = {"left": text, "token": text, "right": text, "weight": 0.5, "marks": [(0, 4, 0.25)]}
+    summary = AtomSummary(0, 0.5, 0.5, [(text, 1.0)], [context], raised=[text])  # type: ignore[list-item]
     other = AtomSummary(1, 0.4, 0.5, [("other", 1.0)], label=["other"], telling=1.0, neighbours=[(0, 0.5)])
-    other.examples.append({"left": "one ", "token": "other", "right": " place", "weight": 0.25})
+    other.examples.append(
+        {"left": "one ", "token": "other", "right": " place", "weight": 0.25, "marks": [(10, 5, 0.125)]}
+    )
     summaries = [summary, other]
     render_report(summaries, title=text, facts={text: text}, output_path=path)
     return path
@@ -105,6 +107,19 @@ def test_the_policy_stops_what_gets_into_a_page(policy: bool, server: Server, tm
     assert {"/fetch", "/image", "/style", "/frame"} <= set(server.requests) or policy
     assert server.requests == [] or not policy
     assert ">Atom 0</a></h3>" in document
+
+
+def test_atoms_are_found_by_their_names(server: Server, tmp_path: Path) -> None:
+    named = AtomSummary(0, 0.5, 0.5, [("first", 1.0)], label=["first"], name=f"Called {server.payload}")
+    other = AtomSummary(1, 0.5, 0.5, [("other", 1.0)], label=["other"], telling=1.0)
+    page = tmp_path / "page.html"
+    render_report([named, other], title="names", facts={}, output_path=page)
+    document = opened(page, tmp_path / "profile", "#q=called")
+    assert "1 to 1 of 1 atom for" in document
+    assert ">Called &lt;/td" in document
+    assert '<span class="number">first</span><span class="number">atom 0</span>' in document
+    assert not marked(document)
+    assert server.requests == []
 
 
 def test_atoms_are_found_by_their_contexts_and_have_links(tmp_path: Path) -> None:

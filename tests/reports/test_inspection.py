@@ -60,6 +60,19 @@ def test_page_has_the_models_name_and_the_nearest_atoms_of_its_dictionary(
     assert "the codes are over another dictionary than" in line
 
 
+def test_page_has_the_names_that_are_passed(coded: Path, tmp_path: Path, capsys: Capture) -> None:
+    names = tmp_path / "names.json"
+    names.write_text('{"3": "months of the year"}')
+    page = tmp_path / "page.html"
+    mlsm("inspect", coded, "--output", page, "--names", names)
+    atoms = atoms_of(page.read_text(encoding="utf-8"))
+    assert [atom["called"] for atom in atoms if atom["called"]] == ["months of the year"]
+    assert atoms[3]["called"]
+    names.write_text('{"32": "rain"}')
+    assert "names atom 32, but there are only 32" in failing_mlsm(capsys, "inspect", coded, "--names", names)
+    assert "and also an input" in failing_mlsm(capsys, "inspect", coded, "--names", names, "--output", names)
+
+
 def test_page_says_how_many_tokens_were_read(coded: Path, tmp_path: Path) -> None:
     count = len(CodeStore(coded / "data-bin" / "train.codes"))
     for read, fact in ((300, f"the first 300 of {count:,}"), (count, f"<td>{count:,}</td>")):

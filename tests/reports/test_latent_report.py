@@ -38,15 +38,15 @@ def test_summaries_by_hand() -> None:
     ]
     assert [summary.contexts for summary in summaries] == [
         [
-            {"left": "", "token": "the", "right": " cats", "weight": 1.0},
-            {"left": "sleep", "token": ".", "right": " ¶", "weight": 0.75},
-            {"left": "the ", "token": "cat", "right": "s ¶", "weight": 0.25},
+            {"left": "", "token": "the", "right": " cats", "weight": 1.0, "marks": [(4, 3, 0.25)]},
+            {"left": "sleep", "token": ".", "right": " ¶", "weight": 0.75, "marks": []},
+            {"left": "the ", "token": "cat", "right": "s ¶", "weight": 0.25, "marks": [(0, 3, 1.0)]},
         ],
         [
-            {"left": "the cat", "token": "s", "right": " ¶", "weight": 1.0},
-            {"left": "", "token": "sleep", "right": ". ¶", "weight": 1.0},
-            {"left": "the ", "token": "cat", "right": "s ¶", "weight": 0.75},
-            {"left": "sleep", "token": ".", "right": " ¶", "weight": 0.25},
+            {"left": "the cat", "token": "s", "right": " ¶", "weight": 1.0, "marks": [(4, 3, 0.75)]},
+            {"left": "", "token": "sleep", "right": ". ¶", "weight": 1.0, "marks": [(5, 1, 0.25)]},
+            {"left": "the ", "token": "cat", "right": "s ¶", "weight": 0.75, "marks": [(7, 1, 1.0)]},
+            {"left": "sleep", "token": ".", "right": " ¶", "weight": 0.25, "marks": [(0, 5, 1.0)]},
         ],
         [],
     ]
@@ -109,6 +109,7 @@ def test_the_nearest_atoms_are_those_of_the_largest_cosine() -> None:
     ("symbols", "left", "token", "right", "legend"),
     [
         (["the", "farm", "##er", "##s"], "the farm", "er", "s", "## continues a word. "),
+        (["[CLS]", "farm", "##er", "[SEP]"], "farm", "er", " ¶", "## continues a word. "),
         (["▁the", "▁farm", "er", "s"], "the farm", "er", "s", "▁ begins a word. "),
         (["Ġthe", "Ġfarm", "er", "s"], "the farm", "er", "s", "Ġ begins a word. "),
         (["the", "farm", "er", "##"], "the farm ", "er", " ##", ""),
@@ -119,7 +120,7 @@ def test_words_are_whole_in_contexts_and_marks_are_explained(
 ) -> None:
     codes = csr_matrix(np.array([[0.0], [0.0], [1.0], [0.0]]))
     (atom,) = summarize_atoms([(np.arange(4), codes)], num_atoms=1, num_types=4, symbols=symbols)
-    assert atom.contexts == [{"left": left, "token": token, "right": right, "weight": 1.0}]
+    assert atom.contexts == [{"left": left, "token": token, "right": right, "weight": 1.0, "marks": []}]
     assert marks_legend(symbols) == legend
 
 
@@ -137,10 +138,71 @@ def test_three_thousand_atoms_of_real_text_are_at_most_three_megabytes(tmp_path:
     codes = csr_matrix((weights, columns, np.arange(0, len(columns) + 1, 8)), shape=(len(ids), 3000))
     summaries = summarize_atoms([(ids, codes)], num_atoms=3000, num_types=len(symbols), symbols=symbols)
     set_neighbours(summaries, rng.normal(size=(3000, 64)))
+    for summary in summaries:
+        summary.raised = rng.choice(symbols, 5).tolist()
+        summary.lowered = rng.choice(symbols, 5).tolist()
     assert all(len(summary.contexts) == 4 and len(summary.neighbours) == 4 for summary in summaries)
     assert np.mean([len(summary.examples) for summary in summaries]) > 2.5
     render_report(summaries, title="atoms", facts={}, output_path=tmp_path / "page.html")
     assert 2_000_000 < (tmp_path / "page.html").stat().st_size <= 3_000_000
+
+
+@pytest.mark.parametrize("chunk", [1, 1000])
+def test_marks_and_whole_words_equal_a_plain_loop(chunk: int) -> None:
+    """Each context, read from the ids and codes around its token, one token after the other."""
+    rng = np.random.default_rng(3)
+    pieces = [*SYMBOLS, "▁dog", "gy", "▁of", "ly"]
+    blocks = []
+    for length in (40, 1, 25, 0, 60):
+        weights = rng.random((length, 3)) * (rng.random((length, 3)) < 0.4)
+        blocks.append((rng.integers(2, len(pieces), length), weights.astype(np.float32)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(latent_report, "CHUNK_ENTRIES", chunk)
+        summaries = summarize_atoms(
+            ((ids, csr_matrix(codes)) for ids, codes in blocks),
+            num_atoms=3, num_types=len(pieces), symbols=pieces, contexts=50, window=4,
+        )  # fmt: skip
+    expected = [plain_contexts(blocks, pieces, atom, window=4) for atom in range(3)]
+    number = 0
+    for summary, contexts in zip(summaries, expected, strict=True):
+        for context in summary.contexts + summary.examples:
+            assert context in contexts
+            number += len(context["marks"])
+    assert number > 100
+
+
+def plain_contexts(
+    blocks: list[tuple[np.ndarray, np.ndarray]], pieces: list[str], atom: int, window: int
+) -> list[dict[str, Any]]:
+    """All contexts of an atom."""
+    contexts = []
+    for ids, codes in blocks:
+        words = [pieces[number] for number in ids]
+        begins = [word.startswith("▁") or word == "</s>" for word in words]
+        for place in np.flatnonzero(codes[:, atom]).tolist():
+            first, last = max(0, place - window), min(len(ids), place + window + 1)
+            if first > 0:  # the first word is cut
+                first = next((number for number in range(first, place + 1) if begins[number]), first)
+            if last < len(ids) and not begins[last]:
+                last = next((number for number in range(last, place, -1) if begins[number]), last)
+            text, spans = "", {}
+            for number in range(first, last):
+                piece = " ¶ " if words[number] == "</s>" else words[number].replace("▁", " ")
+                text += piece.lstrip() if not text or text.endswith(" ") else piece
+                spans[number] = (len(text.rstrip()) - len(piece.strip()), len(piece.strip()))
+            start, length = spans.pop(place)
+            contexts.append(
+                {
+                    "left": text[:start],
+                    "token": text[start : start + length],
+                    "right": text[start + length :].rstrip(),
+                    "weight": float(codes[place, atom]),
+                    "marks": [
+                        (*span, float(codes[number, atom])) for number, span in spans.items() if codes[number, atom]
+                    ],
+                }
+            )
+    return contexts
 
 
 def test_few_types_are_filled_up_with_other_texts() -> None:
@@ -162,7 +224,7 @@ def test_words_are_joined_by_spaces_where_no_piece_marks_them() -> None:
     (atom,) = summarize_atoms(
         [(np.array([0, 1, 2]), csr_matrix([[0.0], [1.0], [0.0]]))], num_atoms=1, num_types=3, symbols=symbols
     )
-    assert atom.contexts == [{"left": "a ", "token": "b", "right": " c", "weight": 1.0}]
+    assert atom.contexts == [{"left": "a ", "token": "b", "right": " c", "weight": 1.0, "marks": []}]
 
 
 def brute_force(
@@ -267,7 +329,12 @@ def test_what_does_not_match_is_an_error(
 def atoms_of(page: str) -> list[dict[str, Any]]:
     """The data in a page."""
     data = json.loads(Page(page).texts["data"])
-    return [dict(zip(data["keys"], row, strict=True)) for row in data["rows"]]
+    atoms = [dict(zip(data["keys"], row, strict=True)) for row in data["rows"]]
+    for atom in atoms:
+        for key in ("label", "raised", "lowered"):
+            atom[key] = [data["pieces"][number] for number in atom[key]]
+        atom["tokens"] = [[data["pieces"][number], share] for number, share in atom["tokens"]]
+    return atoms
 
 
 HOSTILE = "</script><img src=x onerror=alert(1)>{{facts}}<!--\u2028&amp;"
@@ -305,12 +372,15 @@ def page(tmp_path: Path) -> str:
             0.123456,
             1 / 3,
             [(HOSTILE, 1.0)],
-            [{"left": HOSTILE, "token": "a\ud800", "right": "", "weight": 0.5}],
-            [{"left": HOSTILE, "token": HOSTILE, "right": HOSTILE, "weight": 0.125}],
+            [{"left": HOSTILE, "token": "a\ud800", "right": "", "weight": 0.5, "marks": [(0, 3, 0.25)]}],
+            [{"left": HOSTILE, "token": HOSTILE, "right": HOSTILE, "weight": 0.125, "marks": []}],
             [HOSTILE],
             1.5,
             [0, 900, 500],
             [(1, 0.25)],
+            name=HOSTILE,
+            raised=[HOSTILE, "other"],
+            lowered=["a\ud800"],
         ),
         AtomSummary(1, 0.0, 0.0),
     ]
@@ -332,12 +402,15 @@ def test_hostile_text_is_inert(page: str) -> None:
         "frequency": 0.123,
         "weight": 0.333,
         "label": [HOSTILE],
+        "called": HOSTILE,
         "telling": 1.5,
         "bars": "095",
         "near": [[1, 0.25]],
         "tokens": [[HOSTILE, 1.0]],
-        "contexts": [[HOSTILE, "a\ud800", "", 0.5]],
-        "examples": [[HOSTILE, HOSTILE, HOSTILE, 0.125]],
+        "raised": [HOSTILE, "other"],
+        "lowered": ["a\ud800"],
+        "contexts": [[HOSTILE, "a\ud800", "", 0.5, 9, [0, 3, 4]]],
+        "examples": [[HOSTILE, HOSTILE, HOSTILE, 0.125, 2]],
     }
     assert (dead["frequency"], dead["contexts"], dead["bars"]) == (0.0, [], "")
 

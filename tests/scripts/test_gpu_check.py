@@ -13,7 +13,7 @@ from tests.script_module import load_script, runner_of
 gpu_check = load_script("scripts/gpu_check.py")
 Step = gpu_check.Step
 # in a chain, or no device
-ELSEWHERE = {"auxiliary", "average", "binarize", "convert", "doctor", "encode-hf", "plot"}
+ELSEWHERE = {"auxiliary", "average", "binarize", "convert", "doctor", "encode-hf", "explore", "plot"}
 
 
 def test_each_command_is_in_a_step() -> None:

@@ -184,6 +184,11 @@ class CodeStore:
         return self._maps[shard]
 
 
+def is_code_store(folder: Path) -> bool:
+    """Whether a finished folder of this package holds codes, and not a dictionary."""
+    return any(folder.glob("shard-*.indptr.npy"))
+
+
 def _read_meta(directory: Path) -> JsonObject:
     """Read ``meta.json``, and compare the sizes in it with the files."""
     if not (directory / META_FILE).is_file():

@@ -184,13 +184,27 @@ class HuggingFaceTokenizer:
 
         Spaces before it are ignored. The tokenizer must have a mask.
         """
+        return self.encoded_with_masks(text, mask)[0]
+
+    def encoded_with_masks(self, text: str, mask: str) -> tuple[list[int], Offsets]:
+        """The ids of :meth:`ids_with_masks`, and the places of their characters."""
         assert self.mask_id is not None, "the tokenizer has no mask"
         parts = text.split(mask)
-        parts[:-1] = [part.rstrip() for part in parts[:-1]]
-        ids = self.ids_of(parts[0])
-        for part in parts[1:]:
-            ids += [self.mask_id, *self._after_a_gap.encode(part, add_special_tokens=False).ids]
-        return ids
+        ids: list[int] = []
+        offsets: Offsets = []
+        place = 0
+        for number, part in enumerate(parts):
+            read = part.rstrip() if number + 1 < len(parts) else part
+            backend = self._after_a_gap if number else self.backend
+            encoding = backend.encode(read, add_special_tokens=False)
+            ids += encoding.ids
+            offsets += [(place + start, place + stop) for start, stop in encoding.offsets]
+            place += len(part)
+            if number + 1 < len(parts):
+                ids.append(self.mask_id)
+                offsets.append((place, place + len(mask)))
+                place += len(mask)
+        return ids, offsets
 
     @cached_property
     def _after_a_gap(self) -> "Tokenizer":

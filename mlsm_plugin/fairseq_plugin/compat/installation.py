@@ -24,6 +24,7 @@ WITHOUT_FAIRSEQ = (
     "evaluate encoder (Hugging Face models)",
     "finetune (Hugging Face models)",
     "search",
+    "explore",
 )
 
 

@@ -91,6 +91,21 @@ def test_text_after_a_mask_is_read_alike_after_one_and_two_rewritings(pair: tupl
     assert number > 100
 
 
+def test_the_tokens_of_a_masked_text_have_their_places(pair: tuple[Any, Any], tmp_path: Path) -> None:
+    pair[0].save_pretrained(tmp_path)
+    tokenizer = HuggingFaceTokenizer(tmp_path)
+    text = "The name  <mask>of a value is<mask>, and returned."
+    ids, offsets = tokenizer.encoded_with_masks(text, "<mask>")
+    assert ids == tokenizer.ids_with_masks(text, "<mask>")
+    assert [text[slice(*place)] for place, number in zip(offsets, ids, strict=True) if number == tokenizer.mask_id] == [
+        "<mask>",
+        "<mask>",
+    ]
+    assert [start for start, _ in offsets] == sorted(start for start, _ in offsets)
+    shown = "".join(text[slice(*place)] for place in offsets)
+    assert shown.replace(" ", "") == text.replace(" ", "")
+
+
 def test_masks_are_put_at_the_beginning_inside_and_before_punctuation() -> None:
     assert masked_lines("The name is bound.", "<mask>") == [
         "<mask> name is bound.",

@@ -139,3 +139,11 @@ def test_importing_the_plugin_into_fairseq_says_that_there_are_two() -> None:
     assert result.returncode == 1
     last = result.stderr.splitlines()[-1]
     assert last.startswith("ImportError: mlsm_plugin cannot run here: fairseq 0.12.2 and fairseq-fixed 0.12.2 are both")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("more", ["", "logging.root.setLevel(logging.DEBUG); "])
+def test_importing_the_package_does_not_let_others_log_their_details(more: str) -> None:
+    code = f"import logging; {more}import mlsm_plugin; print(logging.getLevelName(logging.root.level))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["DEBUG" if more else "INFO"]

@@ -1,0 +1,1 @@
+"""A local web page that shows what a model and its latent properties make of a sentence."""

@@ -1,0 +1,220 @@
+"""What the page shows of a text, as data: the properties of its tokens, what masks predict, and search results."""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import scipy.sparse as sp
+
+from mlsm_plugin.core.files.atomic_files import PathLike
+from mlsm_plugin.core.files.hf_files import hf_folder
+from mlsm_plugin.core.hidden_states.devices import Device
+from mlsm_plugin.core.sparse_coding.atom_names import read_names
+from mlsm_plugin.core.text.text_files import check_text
+from mlsm_plugin.explore.masked_tokens import MaskedTokens
+from mlsm_plugin.explore.phrases import Phrases
+from mlsm_plugin.explore.property_names import labels_of_adaptation, labels_of_text
+from mlsm_plugin.huggingface.adaptation import MODEL
+from mlsm_plugin.reports.adapted_texts import check_finished, is_adaptation
+from mlsm_plugin.search.index import Hit, SearchIndex
+from mlsm_plugin.search.text_codes import PredictedCodes, TextCoder, open_text_coder
+
+if TYPE_CHECKING:
+    from mlsm_plugin.retrieval.phrase_filling import PhraseCandidate
+
+MASK = "<mask>"
+MOST_CHARACTERS = 5000  # of a text
+
+
+@dataclass(frozen=True)
+class Property:
+    """A latent property of a token, or one that is predicted for a mask."""
+
+    atom: int
+    name: str
+    share: float  # of the sum of the token's activations
+
+
+@dataclass(frozen=True)
+class ReadToken:
+    """A token of a text with its strongest properties; for a mask, they are those that are predicted."""
+
+    text: str
+    properties: tuple[Property, ...]
+    is_mask: bool
+    predicted: tuple[tuple[str, float], ...] = ()  # for a mask: tokens with their probabilities
+
+
+class Explorer:
+    """A model with its codes, perhaps a masked-LM head, and perhaps an index of documents.
+
+    Args:
+        coder: of the tokens of a text.
+        masked_tokens: what predicts tokens; None: nothing does.
+        names: of atoms; an atom without one is called by its number.
+        index: the documents to search, of the same ``coder``; None: there are none.
+        phrases: what retrieves phrases for masks; None: nothing does.
+    """
+
+    def __init__(
+        self,
+        coder: TextCoder,
+        *,
+        masked_tokens: MaskedTokens | None = None,
+        names: Mapping[int, str] | None = None,
+        index: SearchIndex | None = None,
+        phrases: Phrases | None = None,
+    ) -> None:
+        self.coder = coder
+        self.index = index
+        self.phrases = phrases
+        self._masked_tokens = masked_tokens
+        self._names = dict(names or {})
+
+    @property
+    def has_mask(self) -> bool:
+        """Whether masks in a text are read: the model predicts tokens or properties for them."""
+        predicts = self._masked_tokens is not None or isinstance(self.coder, PredictedCodes)
+        return predicts and self.coder.tokenizer.mask_id is not None
+
+    @property
+    def predicts_tokens(self) -> bool:
+        """Whether tokens are predicted for masks."""
+        return self._masked_tokens is not None
+
+    def name_of(self, atom: int) -> str:
+        """The name of a property."""
+        return self._names.get(atom) or f"property {atom}"
+
+    def read(self, text: str, *, properties: int = 5, predictions: int = 8) -> list[ReadToken]:
+        """The tokens of a text in which ``<mask>`` stands for masked ones, as does the mask of the tokenizer.
+
+        ValueError if the text is empty, too long or no text.
+        """
+        text = self._checked(text)
+        tokenizer = self.coder.tokenizer
+        if self.has_mask:
+            ids, offsets = tokenizer.encoded_with_masks(text, MASK)
+        else:
+            ids, offsets = tokenizer.encoded_text(text)
+        codes = self.coder.codes_of_ids(ids)
+        tokens = [
+            ReadToken(text[start:stop].strip(), self._strongest(codes[row], properties), self._is_mask(ids[row]))
+            for row, (start, stop) in enumerate(offsets)
+        ]
+        if self._masked_tokens is None:
+            return tokens
+        predicted = iter(self._masked_tokens.predicted(ids, predictions))
+        return [
+            dataclasses.replace(token, predicted=tuple(next(predicted))) if token.is_mask else token for token in tokens
+        ]
+
+    def search(self, text: str, *, mode: str = "both", count: int = 5) -> list[Hit]:
+        """The best documents for a text without its masks; reasons have the names of this explorer.
+
+        ValueError as of :meth:`.SearchIndex.search`, or if there is no index.
+        """
+        if self.index is None:
+            raise ValueError("there is no index to search")
+        query = self._checked(text).replace(MASK, " ")
+        hits = self.index.search(query, count=count, mode=mode)
+        return [self._with_names(hit) for hit in hits]
+
+    def phrases_of(self, text: str) -> "list[list[PhraseCandidate]]":
+        """The phrases for each mask of a text; ValueError if there is no datastore, or as of :class:`Phrases`."""
+        if self.phrases is None:
+            raise ValueError("there is no datastore of phrases")
+        return self.phrases.of_masks(self._checked(text))
+
+    def _is_mask(self, number: int) -> bool:
+        return self.has_mask and number == self.coder.tokenizer.mask_id
+
+    def _checked(self, text: str) -> str:
+        if not text.strip():
+            raise ValueError("the text is empty")
+        if len(text) > MOST_CHARACTERS:
+            raise ValueError(f"the text has {len(text):,} characters; {MOST_CHARACTERS:,} can be shown")
+        check_text(text)
+        mask_id = self.coder.tokenizer.mask_id
+        if mask_id is None or not self.has_mask:
+            return text
+        return text.replace(self.coder.tokenizer.tokens_by_id()[mask_id], MASK)
+
+    def _strongest(self, code: sp.csr_matrix, count: int) -> tuple[Property, ...]:
+        total = max(float(code.data.sum()), 1e-12)
+        best = np.argsort(-code.data, kind="stable")[:count]
+        return tuple(
+            Property(int(code.indices[place]), self.name_of(int(code.indices[place])), float(code.data[place] / total))
+            for place in best
+        )
+
+    def _with_names(self, hit: Hit) -> Hit:
+        reasons = tuple(dataclasses.replace(reason, label=self.name_of(reason.atom)) for reason in hit.reasons)
+        return dataclasses.replace(hit, reasons=reasons)
+
+
+def open_explorer(
+    model: PathLike,
+    *,
+    dictionary: PathLike | None = None,
+    index: PathLike | None = None,
+    names: PathLike | None = None,
+    text: PathLike | None = None,
+    datastore: PathLike | None = None,
+    npm_checkpoint: PathLike | None = None,
+    device: Device = None,
+) -> Explorer:
+    """Open a model for the page.
+
+    Args:
+        model: Hugging Face folder or hub name; or the output folder of ``mlsm adapt``.
+        dictionary: of a layer of the model; None: the latent head of the model predicts the codes.
+        index: that ``mlsm search index`` wrote with the same model and dictionary.
+        names: file or folder of :func:`.read_names`.
+        text: from which properties without a name are called by their most telling tokens; None: by those of the
+            index, or of the text of the adaptation.
+        datastore: that ``mlsm npm datastore`` made with ``npm_checkpoint``, from which phrases are retrieved for masks.
+        npm_checkpoint: run or checkpoint of fairseq.
+        device: of the models; None: the GPU if there is one.
+
+    Raises:
+        ValueError: the model cannot be read, has neither a latent head nor a dictionary, or does not fit the others.
+        OSError: a file does not exist.
+    """
+    if (datastore is None) is not (npm_checkpoint is None):
+        raise ValueError("phrases need both --datastore and --npm-checkpoint, with which it was made")
+    adaptation = Path(model) if is_adaptation(Path(model)) else None
+    if adaptation is not None:
+        check_finished(adaptation)
+        model = adaptation / MODEL
+    coder = open_text_coder(model, dictionary, device=device)
+    opened_index = None if index is None else SearchIndex(index, coder)
+    labels: list[str] = []
+    if text is not None:
+        labels = labels_of_text(text, coder)
+    elif opened_index is not None:
+        labels = opened_index.labels
+    elif adaptation is not None and dictionary is None:
+        labels = labels_of_adaptation(adaptation, coder.tokenizer)
+    all_names = {atom: label for atom, label in enumerate(labels) if label}
+    if names is not None:
+        all_names |= read_names(names, coder.num_atoms)
+    phrases = None
+    if datastore is not None and npm_checkpoint is not None:
+        phrases = Phrases(npm_checkpoint, datastore, device=device)
+    return Explorer(
+        coder, masked_tokens=_masked_tokens(model, coder), names=all_names, index=opened_index, phrases=phrases
+    )
+
+
+def _masked_tokens(model: PathLike, coder: TextCoder) -> MaskedTokens | None:
+    """The masked LM of a model; None if it has no trained head, as an encoder alone."""
+    if coder.tokenizer.mask_id is None:
+        return None
+    try:
+        return MaskedTokens(hf_folder(model, weights=True), coder.tokenizer, coder.device)
+    except ValueError:
+        return None

@@ -1,0 +1,51 @@
+"""The tokens that a masked LM of Hugging Face predicts for the masks of a text."""
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from mlsm_plugin.core.hidden_states.hf_encoder import load_masked_lm
+from mlsm_plugin.core.text.hf_tokenizer import HuggingFaceTokenizer
+from mlsm_plugin.huggingface.pretraining_model import head_of
+
+
+class MaskedTokens:
+    """A masked LM with a trained head; ValueError says why a folder has none."""
+
+    def __init__(self, folder: Path, tokenizer: HuggingFaceTokenizer, device: torch.device) -> None:
+        model = load_masked_lm(folder)
+        self._head = head_of(model)
+        self._encoder = model.base_model.eval().to(device)
+        model.to(device)
+        self._tokenizer = tokenizer
+        self._device = device
+
+    @torch.no_grad()
+    def predicted(self, ids: list[int], count: int) -> list[list[tuple[str, float]]]:
+        """For each mask among the ids of a text, the likeliest tokens with their probabilities; special ones left out.
+
+        The ids are without those that begin and end a text, and at most as many as the model has positions for.
+        """
+        surrounded = torch.tensor(self._tokenizer.surrounded(ids))
+        is_mask = surrounded.eq(self._mask_id)
+        if not is_mask.any():
+            return []
+        hidden = self._encoder(input_ids=surrounded[None].to(self._device))[0][0][is_mask.to(self._device)]
+        probabilities = self._head.project(self._head.transform(hidden)).float().softmax(dim=1).cpu()
+        return [self._likeliest(row, count) for row in probabilities]
+
+    @property
+    def _mask_id(self) -> int:
+        assert self._tokenizer.mask_id is not None
+        return self._tokenizer.mask_id
+
+    def _likeliest(self, probabilities: Tensor, count: int) -> list[tuple[str, float]]:
+        known = probabilities[: self._tokenizer.largest_id + 1].clone()  # embeddings may have rows without a token
+        known[sorted(self._tokenizer.special_ids | {self._tokenizer.unknown_id})] = -1
+        values, numbers = known.topk(min(count, len(known)))
+        pairs = zip(numbers.tolist(), values.tolist(), strict=True)
+        return [(self._text(number), value) for number, value in pairs if value >= 0]
+
+    def _text(self, number: int) -> str:
+        return self._tokenizer.backend.decode([number], skip_special_tokens=False).strip()

@@ -1,0 +1,29 @@
+"""The phrases of a datastore for the masks of a text, by an NPM checkpoint of fairseq, which they need."""
+
+from typing import TYPE_CHECKING
+
+from mlsm_plugin.core.files.atomic_files import PathLike
+from mlsm_plugin.core.hidden_states.devices import Device, default_device
+
+if TYPE_CHECKING:
+    from mlsm_plugin.retrieval.phrase_filling import PhraseCandidate
+
+
+class Phrases:
+    """A datastore with the checkpoint that it was made with; ValueError if it was made with another one."""
+
+    def __init__(self, checkpoint: PathLike, datastore: PathLike, *, device: Device = None) -> None:
+        from mlsm_plugin.hub import checkpoint_of, from_pretrained
+        from mlsm_plugin.retrieval.phrase_datastore import PhraseDatastore
+        from mlsm_plugin.retrieval.phrase_filling import PhraseFiller
+
+        path = checkpoint_of(checkpoint)
+        store = PhraseDatastore(datastore)
+        store.check_belongs_to(path)
+        interface = from_pretrained(path)
+        interface.to(default_device(device))
+        self._filler = PhraseFiller(interface, store)
+
+    def of_masks(self, text: str, count: int = 5) -> "list[list[PhraseCandidate]]":
+        """The best phrases for each ``<mask>``, with their sources; ValueError as of :meth:`.PhraseFiller.encode`."""
+        return self._filler.fill(text, topk=count)

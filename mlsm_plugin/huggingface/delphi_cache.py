@@ -1,0 +1,142 @@
+"""The cache of activations that Delphi (EleutherAI) reads to name latents, from stored codes and their text.
+
+The folder of a layer has ``config.json`` and, for each range of latents, ``{first}_{last}.safetensors`` with
+``locations`` (row of the tokens, place in the row, latent from the first one on), ``activations``, and ``tokens``.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import save_file
+
+from mlsm_plugin.core.files.atomic_files import PathLike, atomic_directory, write_json
+from mlsm_plugin.core.files.hf_files import HF_PREFIX
+from mlsm_plugin.core.files.progress import Progress
+from mlsm_plugin.core.hidden_states.hf_encoder import HuggingFaceEncoder
+from mlsm_plugin.core.sparse_coding.code_store import CodeStore
+from mlsm_plugin.core.text.hf_tokenizer import HuggingFaceTokenizer
+from mlsm_plugin.huggingface.pretraining_sequences import SequenceCodes
+from mlsm_plugin.huggingface.token_sequences import TokenSequences
+
+CONTEXT = 256  # tokens of a row, as in Delphi
+FILES = 5  # at least, as in Delphi
+NONZEROS_OF_FILE = 20_000_000  # about, which limits the memory
+POSITIONS_AT_ONCE = 1 << 16
+
+
+@dataclass(frozen=True)
+class DelphiCache:
+    """What was written: the folder of the layer, and the numbers of tokens and of non-zeros in it."""
+
+    folder: Path
+    tokens: int
+    nonzeros: int
+
+
+def write_delphi_cache(
+    codes: PathLike, sequences: PathLike, model: PathLike, output: PathLike, *, overwrite: bool = False
+) -> DelphiCache:
+    """Write the codes of token sequences as a cache of Delphi, in the folder ``layer.L`` of ``output``.
+
+    The sequences, one after the other, are cut into rows of 256 tokens; the rest at the end is left out.
+
+    Args:
+        codes: folder of the store.
+        sequences: what was coded, as of :class:`TokenSequences`; of ``mlsm adapt``, whose ``train.codes`` are of the
+            first sequences, the folder ``tokens``.
+        model: folder or hub name of the model that was coded; Delphi opens its tokenizer.
+        output: folder for the layer.
+        overwrite: replace a cache that is there.
+
+    Raises:
+        ValueError: the codes are of other sequences or of another model, the text is too short, or a cache is there.
+    """
+    store, text = _opened(Path(codes), TokenSequences(sequences))
+    name = str(model).removeprefix(HF_PREFIX)
+    tokenizer = HuggingFaceTokenizer(name)
+    _check_model(store, text, name, tokenizer)
+    rows = text.num_tokens // CONTEXT
+    if not rows:
+        raise ValueError(f"the text has {text.num_tokens} tokens, and a row of Delphi's cache has {CONTEXT}")
+    folder = Path(output) / f"layer.{store.meta.get('layer', 'unknown')}"
+    if folder.exists() and any(folder.iterdir()) and not overwrite:
+        raise ValueError(f"{folder} exists already; name another output, or pass --overwrite to replace it")
+    tokens = np.concatenate(list(_ids(text)))[: rows * CONTEXT].reshape(rows, CONTEXT).astype(np.int32)
+    config = _config(name, Path(sequences), tokens.size)
+    nonzeros = 0
+    with atomic_directory(folder) as temporary:
+        for first, last in _ranges(store, tokens.size):
+            locations, activations = _entries(store, tokens.size, first, last)
+            nonzeros += len(activations)
+            contents = {"locations": locations, "activations": activations, "tokens": tokens}
+            save_file(contents, temporary / f"{first}_{last}.safetensors")
+        write_json(temporary / "config.json", config)
+    return DelphiCache(folder, tokens.size, nonzeros)
+
+
+def _opened(codes: Path, text: TokenSequences) -> tuple[SequenceCodes, TokenSequences]:
+    """The codes with their sequences, which may be the first ones only."""
+    coded = len(CodeStore(codes))
+    number = int(np.searchsorted(text.starts, coded))
+    if 0 < number < len(text) and text.starts[number] == coded:
+        text = text.part(0, number)
+    return SequenceCodes(codes, text), text
+
+
+def _check_model(store: CodeStore, text: TokenSequences, name: str, tokenizer: HuggingFaceTokenizer) -> None:
+    fingerprint = HuggingFaceEncoder.fingerprint_of(name)
+    coded = store.meta["fingerprints"].get("auxiliary")
+    if coded not in (None, fingerprint):
+        raise ValueError(f"the codes are of another model (SHA-256 {coded[:12]}) than {name} ({fingerprint[:12]})")
+    text.check_made_with(
+        tokenizer.vocabulary_fingerprint, "the sequences", name, remedy="pass the model whose tokenizer made them"
+    )
+
+
+def _ids(text: TokenSequences) -> Iterator[np.ndarray]:
+    for index in range(len(text)):
+        yield text[index]
+
+
+def _config(name: str, sequences: Path, tokens: int) -> dict[str, str | int]:
+    """What Delphi records of a cache; ``ctx_len`` and ``model_name`` are read again."""
+    path = Path(name)
+    return {
+        "model_name": str(path.resolve()) if path.is_dir() else name,
+        "ctx_len": CONTEXT,
+        "cache_ctx_len": CONTEXT,
+        "n_tokens": tokens,
+        "dataset_repo": str(sequences),
+        "dataset_split": "",
+        "dataset_name": "",
+        "dataset_column": "",
+    }
+
+
+def _ranges(store: CodeStore, tokens: int) -> list[tuple[int, int]]:
+    """First and last latent of each file."""
+    files = max(FILES, math.ceil(tokens * float(store.meta["mean_nonzeros"]) / NONZEROS_OF_FILE))
+    bounds = np.unique(np.linspace(0, store.num_atoms, files + 1).astype(int)).tolist()
+    return [(first, following - 1) for first, following in pairwise(bounds)]
+
+
+def _entries(store: CodeStore, tokens: int, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
+    """Locations ``(N, 3)`` and activations ``(N,)`` float16 of the latents ``first`` to ``last``, by position."""
+    locations_of_range: list[np.ndarray] = []
+    weights_of_range: list[np.ndarray] = []
+    with Progress(total=tokens, desc=f"latents {first} to {last}", unit="token", unit_scale=True) as progress:
+        for start in range(0, tokens, POSITIONS_AT_ONCE):
+            positions = np.arange(start, min(start + POSITIONS_AT_ONCE, tokens))
+            atoms, weights = store.lookup(positions)
+            used = (atoms >= first) & (atoms <= last) & (weights > 0)
+            places = positions[np.nonzero(used)[0]]
+            locations_of_range.append(np.stack([places // CONTEXT, places % CONTEXT, atoms[used] - first], axis=1))
+            weights_of_range.append(weights[used])
+            progress.update(len(positions))
+    locations = np.concatenate(locations_of_range)
+    kind = np.uint16 if locations.size == 0 or locations.max() < 1 << 16 else np.uint32
+    return locations.astype(kind), np.concatenate(weights_of_range)

@@ -1,0 +1,32 @@
+"""Labels of latent properties: the tokens that tell most about each."""
+
+import numpy as np
+import scipy.sparse as sp
+
+from mlsm_plugin.core.sparse_coding.telling_tokens import telling_tokens
+from mlsm_plugin.core.text.hf_tokenizer import HuggingFaceTokenizer
+
+LABEL_TOKENS = 3
+
+
+def token_weights(ids: np.ndarray, codes: sp.csr_matrix, vocabulary: int) -> sp.csr_matrix:
+    """``(n_atoms, vocabulary)`` float32: the sums of each atom's activations on each token.
+
+    ``ids`` are ``(n,)``, each below ``vocabulary``; ``codes`` ``(n, n_atoms)``.
+    """
+    entries = codes.tocoo()
+    shape = (codes.shape[1], vocabulary)
+    return sp.csr_matrix((entries.data, (entries.col, ids[entries.row])), shape=shape, dtype=np.float32)
+
+
+def labels_of(weights: sp.csr_matrix, tokenizer: HuggingFaceTokenizer) -> list[str]:
+    """The label of each atom: its most telling tokens, joined by commas; empty for an atom without a token.
+
+    ``weights`` are ``(n_atoms, V)``, as :func:`token_weights` gives them.
+    """
+    telling = telling_tokens(weights, LABEL_TOKENS)
+    return [", ".join(_token_text(tokenizer, int(token)) for token in tokens) for tokens, _ in telling]
+
+
+def _token_text(tokenizer: HuggingFaceTokenizer, number: int) -> str:
+    return str(tokenizer.backend.decode([number], skip_special_tokens=False)).strip()
