@@ -4,11 +4,14 @@ import argparse
 import json
 import os
 import shlex
+from dataclasses import replace
 
 from mlsm_plugin.cli.coding_options import OF_LEARNING, output_folder
+from mlsm_plugin.cli.evaluate_encoder import add_labelled
 from mlsm_plugin.cli.next_commands import print_next
 from mlsm_plugin.cli.settings_flags import Depends, add_settings, fill_in, refuse_changed, settings_of
 from mlsm_plugin.core.coding.coder_learning import LearningSettings
+from mlsm_plugin.core.files.json_checks import JsonObject
 from mlsm_plugin.core.files.settings import options_of
 from mlsm_plugin.core.hidden_states.settings import ModelRun
 
@@ -19,6 +22,7 @@ OF_CODES["coder"] = "topk"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
+    from mlsm_plugin.evaluation.quality_settings import QualitySettings
     from mlsm_plugin.huggingface.adaptation import Adaptation
     from mlsm_plugin.huggingface.collators import Masking
     from mlsm_plugin.huggingface.training import TrainingSettings
@@ -54,6 +58,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     }
     add_settings(training, TrainingSettings, without=("weight_decay",), defaults=recipe)
     add_settings(training, ModelRun, only=("threads",))
+    comparison = parser.add_argument_group("comparison of the models before and after, on held-out text")
+    add_labelled(comparison)
+    add_settings(comparison, QualitySettings, only=("header",))
 
 
 def needs_fairseq(args: argparse.Namespace) -> bool:
@@ -68,6 +75,7 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
     from mlsm_plugin.core.files.process_rank import process_rank
     from mlsm_plugin.core.hidden_states.hf_encoder import HuggingFaceEncoder
     from mlsm_plugin.core.sparse_coding.sparse_coder import torch_threads
+    from mlsm_plugin.evaluation.held_out_quality import SMALL, HeldOutQuality
     from mlsm_plugin.huggingface.adaptation import WITH_CODES, Adaptation, adapt
     from mlsm_plugin.huggingface.collators import Masking
     from mlsm_plugin.huggingface.training import TrainingSettings
@@ -104,8 +112,9 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
         masking=settings_of(Masking, args),
         learning=learning,
     )
+    quality = HeldOutQuality(args.labelled, replace(SMALL, header=args.header))
     with torch_threads(args.threads):
-        figures = adapt(settings)
+        figures = adapt(settings, quality)
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()  # its threads can abort a process that ends without this
     if process_rank(None, None, os.environ).rank == 0:
@@ -131,10 +140,23 @@ def _fill_in_recipe(args: argparse.Namespace) -> None:
     fill_in(args, {"mask_prob": masking.mask_prob, "mask_prob_end": masking.mask_prob_end})
 
 
-def _print_figures(figures: dict[str, dict[str, float]], output: str) -> None:
+def _print_quality(quality: JsonObject) -> None:
+    """Print what was measured of the models before and after."""
+    from mlsm_plugin.evaluation.quality_tables import table_of
+
+    if quality["models"]:
+        print(f"\nheld-out text: {quality['sentences']} sentences, {quality['passages']} passages")
+        print("\n".join(table_of(quality["models"])))
+    for note in quality["notes"]:
+        print(note)
+
+
+def _print_figures(figures: dict[str, JsonObject], output: str) -> None:
     for name, value in figures["after"].items():
         before = figures["before"].get(name)
         print(f"held-out {name}: {'' if before is None else f'{before:.4f} before, '}{value:.4f} after")
+    if "quality" in figures:
+        _print_quality(figures["quality"])
     print(f"model: {output}/model")
     path = json.dumps(f"{output}/model", ensure_ascii=False)  # a literal of Python, too
     task = "fill-mask" if "mlm_loss" in figures["after"] else "feature-extraction"  # without MLM, the head is not saved

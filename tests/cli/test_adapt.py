@@ -91,6 +91,69 @@ def test_a_stock_model_becomes_an_adapted_stock_model(start: Path, tmp_path: Pat
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*") if path.is_file()} == made
 
 
+def test_the_models_before_and_after_are_compared(
+    start: Path, english_text: tuple[Path, Path], tmp_path: Path, capsys: Capture
+) -> None:
+    output = tmp_path / "out"
+    command = words(start, output, "--updates", 2, "--valid", english_text[1], objective="mlm")
+    mlsm(*command)
+    printed = capsys.readouterr().out
+    quality = read_json(output / "quality.json")
+    figures = {name: model["measures"] for name, model in quality["models"].items()}
+    assert list(figures) == ["before", "after"]
+    assert all(set(measures) == {"nDCG@10", "bits/token", "bits/word"} for measures in figures.values())
+    lines = [line.split() for line in printed.splitlines() if " M " in line]  # of parameters
+    gains = [f"{figures[name]['nDCG@10']['figure']:.3f}" for name in ("before", "after")]
+    assert [[line[0], line[3]] for line in lines] == [["before", gains[0]], ["after", gains[1]]]
+    card = output / "model" / "README.md"
+    assert f"| before | {gains[0]} |" in card.read_text(encoding="utf-8")
+    assert f"held-out text: {quality['sentences']} sentences, {quality['passages']} passages" in printed
+    # another labelled file repeats the comparison alone, also in a folder that lost what made the model
+    card.write_text(card.read_text(encoding="utf-8") + "edited\n", encoding="utf-8")
+    for name in ("checkpoints", "tokens", "valid"):
+        shutil.rmtree(output / name)
+    labelled = tmp_path / "train.tsv"
+    labelled.write_text("".join(f"{label}\tthe name of {label}\n" for label in "ab" * 3), encoding="utf-8")
+    mlsm(*command, "--labelled", labelled, labelled)
+    printed = capsys.readouterr().out
+    assert "quality:" in printed
+    assert "training:" not in printed
+    assert list(read_json(output / "quality.json")["models"]["after"]["measures"])[-1] == tmp_path.name
+    assert "edited" in card.read_text(encoding="utf-8")
+    assert not (output / "tokens").exists()
+
+
+def test_a_folder_of_before_the_comparison_goes_on(start: Path, tmp_path: Path, capsys: Capture) -> None:
+    output = tmp_path / "out"
+    command = words(start, output, "--updates", 1, objective="mlm")
+    mlsm(*command)
+    steps = read_json(output / "steps.json")
+    del steps["quality"]
+    (output / "steps.json").write_text(json.dumps(steps), encoding="utf-8")
+    for name in ("quality.json", "held_out.txt"):
+        (output / name).unlink()
+    capsys.readouterr()
+    mlsm(*command)
+    printed = capsys.readouterr().out
+    assert "training:" not in printed
+    assert "retrieval and masked words are left out: the text has" in printed
+    assert (output / "quality.json").exists()
+
+
+def test_a_new_model_is_compared_with_its_teacher(
+    start: Path, english_text: tuple[Path, Path], tmp_path: Path, capsys: Capture
+) -> None:
+    mlsm(
+        *words(
+            start, tmp_path / "out", "--student", "1x64", "--updates", 1, "--valid", english_text[1], objective="mlm"
+        )
+    )
+    quality = read_json(tmp_path / "out" / "quality.json")
+    assert list(quality["models"]) == ["teacher", "student"]
+    assert quality["notes"] == []
+    assert "| teacher | " in (tmp_path / "out" / "model" / "README.md").read_text(encoding="utf-8")
+
+
 def test_cpu_is_for_learning_and_coding_too(start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = []
 
