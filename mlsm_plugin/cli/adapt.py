@@ -1,14 +1,14 @@
 """``mlsm adapt``: continue the pre-training of a Hugging Face model on a text; needs no fairseq."""
 
 import argparse
-import json
 import os
-import shlex
 from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
 
 from mlsm_plugin.cli.coding_options import OF_LEARNING, output_folder
 from mlsm_plugin.cli.evaluate_encoder import add_labelled
-from mlsm_plugin.cli.next_commands import print_next
+from mlsm_plugin.cli.next_commands import filling_command, print_next, similarity_command
 from mlsm_plugin.cli.settings_flags import Depends, add_settings, fill_in, refuse_changed, settings_of
 from mlsm_plugin.core.coding.coder_learning import LearningSettings
 from mlsm_plugin.core.files.json_checks import JsonObject
@@ -158,7 +158,17 @@ def _print_figures(figures: dict[str, JsonObject], output: str) -> None:
     if "quality" in figures:
         _print_quality(figures["quality"])
     print(f"model: {output}/model")
-    path = json.dumps(f"{output}/model", ensure_ascii=False)  # a literal of Python, too
-    task = "fill-mask" if "mlm_loss" in figures["after"] else "feature-extraction"  # without MLM, the head is not saved
-    code = f'from transformers import pipeline; pipeline("{task}", {path})'
-    print_next("Use it with", shlex.join(["python", "-c", code]))
+    print_next("Use it with", _usage(Path(output), fills_masks="mlm_loss" in figures["after"]))
+
+
+def _usage(output: Path, *, fills_masks: bool) -> str:
+    """A command that shows what the model does, on sentences of the held-out text."""
+    from mlsm_plugin.huggingface.adaptation import HELD_OUT_TEXT, MODEL
+    from mlsm_plugin.huggingface.sentence_modules import MODULES_FILE
+
+    model = output / MODEL
+    text = output / HELD_OUT_TEXT
+    is_sentence_transformer = (model / MODULES_FILE).exists() and find_spec("sentence_transformers") is not None
+    if fills_masks and not is_sentence_transformer:
+        return filling_command(model, text)
+    return similarity_command(model, text, is_sentence_transformer=is_sentence_transformer)
