@@ -13,6 +13,7 @@ from mlsm_plugin.core.files.atomic_files import read_json, sha256_of_files, writ
 from mlsm_plugin.core.files.json_checks import JsonObject, check_json, fields, number, text, values
 from mlsm_plugin.core.files.planned_folder import differences
 from mlsm_plugin.core.files.process_rank import SINGLE_PROCESS, ProcessRank
+from mlsm_plugin.core.files.progress import still_running
 
 STEPS = values(
     fields(
@@ -161,7 +162,8 @@ class StepRecord:
         if self.process.rank == 0:
             print(f"\n{step.name}:", flush=True)
         try:
-            result = step.run()
+            with still_running(step.name):
+                result = step.run()
         except ValueError:
             self._forget(step)
             raise
