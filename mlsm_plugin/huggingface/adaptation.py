@@ -55,6 +55,7 @@ from mlsm_plugin.huggingface.distilled_model import DistilledModel, SentenceVect
 from mlsm_plugin.huggingface.epoch_order import samples_of_update
 from mlsm_plugin.huggingface.held_out_text import held_out_lines, last_lines, write_held_out
 from mlsm_plugin.huggingface.latent_semantic_model import LatentSemanticModel
+from mlsm_plugin.huggingface.low_rank import add_low_rank, merge_low_rank
 from mlsm_plugin.huggingface.model_card import CARD, CardFacts, add_quality, write_card
 from mlsm_plugin.huggingface.pretraining_model import (
     MaskedLmModel,
@@ -220,6 +221,10 @@ class Adaptation(KnownText):
             raise ValueError("vocab_size needs --student: a model that is trained already has its tokenizer")
         if self.student is not None and self.auxiliary is not None:
             raise ValueError("with --student, MODEL itself is the auxiliary model; leave --auxiliary out")
+        if self.student is not None and self.training.lora is not None:
+            raise ValueError(
+                "--lora keeps what a model knows, and a new model of --student knows nothing; pass one of them"
+            )
         masking = self.masking
         if self.objective == "npm" and masking != Masking(mask_prob=masking.mask_prob, seed=masking.seed):
             raise ValueError("of the options for masks, --objective npm only takes --mask-prob")
@@ -378,7 +383,10 @@ class _Chain:
             steps.append(Step("codes", self.code, top, [], stores, by_all=True))
         training = identity(settings)
         training["model"] = HuggingFaceEncoder.fingerprint_of(settings.model)
-        training["training"] = identity(self.training)
+        recipe = identity(self.training)
+        if recipe["lora"] is None:  # records of earlier versions lack it
+            del recipe["lora"]
+        training["training"] = recipe
         training["processes"] = self.processes
         if settings.student is not None:
             training["student"] = self.config.to_dict() if os.path.exists(settings.student) else settings.student
@@ -468,21 +476,27 @@ class _Chain:
 
     @cached_property
     def model(self) -> PretrainingModel:
-        """The model with its objective; new heads depend only on the seed."""
-        settings = self.settings
+        """The model with its objective; new weights depend only on the seed."""
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(settings.training.seed)
-            if self.learning is not None:
-                mlm_weight = float(settings.objective == "mlsm+mlm")
-                stock = self._stock(mlm_weight=mlm_weight)
-                return self.kind.of(stock, num_atoms=self.learning.atoms, mlm_weight=mlm_weight)
-            stock = self._stock()
-            if settings.objective == VECTORS:
-                return self.kind.of(stock, width=HuggingFaceEncoder.width_of(str(settings.teacher)))
-            if settings.teacher is not None:
-                teacher = load_masked_lm(settings.teacher)
-                return self.kind.of(stock, teacher=teacher, temperature=settings.temperature)
-            return self.kind.of(stock)
+            torch.manual_seed(self.training.seed)
+            model = self._with_objective()
+            if self.training.lora is not None:
+                add_low_rank(model, self.training.lora)
+            return model
+
+    def _with_objective(self) -> PretrainingModel:
+        settings = self.settings
+        if self.learning is not None:
+            mlm_weight = float(settings.objective == "mlsm+mlm")
+            stock = self._stock(mlm_weight=mlm_weight)
+            return self.kind.of(stock, num_atoms=self.learning.atoms, mlm_weight=mlm_weight)
+        stock = self._stock()
+        if settings.objective == VECTORS:
+            return self.kind.of(stock, width=HuggingFaceEncoder.width_of(str(settings.teacher)))
+        if settings.teacher is not None:
+            teacher = load_masked_lm(settings.teacher)
+            return self.kind.of(stock, teacher=teacher, temperature=settings.temperature)
+        return self.kind.of(stock)
 
     def _stock(self, **options: float) -> "PreTrainedModel":
         """The model before it gets its objective."""
@@ -677,6 +691,8 @@ class _Chain:
         if self.process.rank == 0:
             with new_model_folder(self.output / MODEL, overwrite=True) as folder:
                 model = self.trainer.accelerator.unwrap_model(self.trainer.model)
+                if self.training.lora is not None:
+                    merge_low_rank(model)
                 save_pretrained(folder, model, self.fast_tokenizer)
                 self._write_modules(folder)
                 self._write_card(folder, _losses(after))
@@ -725,6 +741,8 @@ class _Chain:
         shown["sequences of an update"] = samples_of_update(self.trainer.args)
         shown["optimizer"] = self.training.optimizer
         shown["learning rate"] = self.training.learning_rate
+        if self.training.lora is not None:
+            shown["LoRA"] = f"rank {self.training.lora}, merged"
         shown["seed"] = self.training.seed
         if self.learning is not None:
             shown["dictionary"] = f"{self.learning.coder}, {self.learning.atoms} atoms, layer {self.learning.layer}"

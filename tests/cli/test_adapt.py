@@ -406,6 +406,32 @@ def test_muon_trains_too(start: Path, tmp_path: Path) -> None:
     assert StepRecord(tmp_path / "out" / "steps.json").settings_of("training")["training"]["optimizer"] == "muon"
 
 
+def test_low_rank_updates_are_merged(start: Path, tmp_path: Path, capsys: Capture) -> None:
+    pytest.importorskip("peft")
+    output = tmp_path / "out"
+    command = words(start, output, "--valid", start / "valid.txt", "--lora", 4, objective="mlm")
+    mlsm(*command)
+    figures = figures_in(output)
+    assert figures["after"]["mlm_loss"] < figures["before"]["mlm_loss"]
+    stock = load_file(start / "model" / "model.safetensors")
+    adapted = load_file(output / "model" / "model.safetensors")
+    assert stock.keys() <= adapted.keys() <= stock.keys() | {"cls.predictions.decoder.bias"}
+    changed = {name for name, values in stock.items() if not torch.equal(values, adapted[name])}
+    assert "bert.encoder.layer.0.attention.self.query.weight" in changed
+    assert "bert.embeddings.word_embeddings.weight" not in changed
+    assert "LoRA: rank 4, merged" in (output / "model" / "README.md").read_text(encoding="utf-8")
+    weights = (output / "model" / "model.safetensors").read_bytes()
+    (output / "model" / "model.safetensors").unlink()  # resumes from the last checkpoint
+    mlsm(*command)
+    assert (output / "model" / "model.safetensors").read_bytes() == weights
+    for more, message in (
+        (("--optimizer", "muon"), "--lora is trained with --optimizer adamw"),
+        (("--student", "1x64"), "--lora keeps what a model knows"),
+    ):
+        other = ("--optimizer", "adamw") if "--student" in more else ()
+        assert message in failing_mlsm(capsys, *command, *more, *other)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("more", [("--optimizer", "adamw"), ("--optimizer", "muon"), ("--student", "1x64")])
 def test_killed_runs_resume_to_the_same_weights(start: Path, tmp_path: Path, more: tuple[object, ...]) -> None:
