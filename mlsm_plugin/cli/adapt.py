@@ -6,6 +6,7 @@ from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
+from mlsm_plugin.cli.actions import add_push_options
 from mlsm_plugin.cli.coding_options import OF_LEARNING, output_folder
 from mlsm_plugin.cli.evaluate_encoder import add_labelled
 from mlsm_plugin.cli.next_commands import filling_command, print_next, similarity_command
@@ -61,6 +62,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     comparison = parser.add_argument_group("comparison of the models before and after, on held-out text")
     add_labelled(comparison)
     add_settings(comparison, QualitySettings, only=("header",))
+    hub = parser.add_argument_group("publishing")
+    repository = "push the model to this repository of the Hugging Face hub, which is created if it does not exist"
+    hub.add_argument("--push-to-hub", metavar="OWNER/NAME", help=repository)
+    add_push_options(hub)
 
 
 def needs_fairseq(args: argparse.Namespace) -> bool:
@@ -85,6 +90,7 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
     if args.updates is None:
         args.updates = 1
         args.epochs = EPOCHS if args.epochs is None else args.epochs
+    _check_push(args)
     _fill_in_recipe(args)
     training = settings_of(TrainingSettings, args)
     learning = None
@@ -119,7 +125,29 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
         torch.distributed.destroy_process_group()  # its threads can abort a process that ends without this
     if process_rank(None, None, os.environ).rank == 0:
         _print_figures(figures, args.output)
+        if args.push_to_hub:
+            _push(args)
     return 0
+
+
+def _check_push(args: argparse.Namespace) -> None:
+    """Raise ValueError if the model could not be pushed in the end."""
+    from mlsm_plugin.core.files.hub_repository import check_can_push
+
+    if args.push_to_hub is None and (args.dry_run or args.private):
+        raise ValueError("--dry-run and --private need --push-to-hub")
+    if args.push_to_hub is not None:
+        check_can_push(args.push_to_hub, dry_run=args.dry_run)
+
+
+def _push(args: argparse.Namespace) -> None:
+    from mlsm_plugin.core.files.hub_repository import MAIN, push_branches
+    from mlsm_plugin.huggingface.adaptation import MODEL
+
+    folders = {MAIN: Path(args.output, MODEL)}
+    print()
+    for line in push_branches(folders, args.push_to_hub, private=args.private, dry_run=args.dry_run):
+        print(line)
 
 
 def _fill_in_recipe(args: argparse.Namespace) -> None:

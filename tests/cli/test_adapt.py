@@ -28,6 +28,7 @@ from mlsm_plugin.huggingface.sentence_modules import modules_of, write_modules
 from mlsm_plugin.huggingface.token_sequences import TokenSequences
 from tests.cli.coding_runs import start_mlsm
 from tests.conftest import failing_mlsm, made_once, mlsm
+from tests.hub_server import REPO, hub_server, mlsm_with_hub
 from tests.tensorboard_files import scalars
 from tests.tiny_hf_models import make_model, make_tokenizer
 
@@ -404,6 +405,29 @@ def test_muon_trains_too(start: Path, tmp_path: Path) -> None:
     figures = figures_in(tmp_path / "out")
     assert figures["after"]["mlm_loss"] < figures["before"]["mlm_loss"]
     assert StepRecord(tmp_path / "out" / "steps.json").settings_of("training")["training"]["optimizer"] == "muon"
+
+
+def test_a_dry_run_says_what_would_be_pushed(start: Path, tmp_path: Path, capsys: Capture) -> None:
+    command = words(start, tmp_path / "out", "--updates", 1, objective="mlm")
+    assert "--dry-run and --private need --push-to-hub" in failing_mlsm(capsys, *command, "--dry-run")
+    line = failing_mlsm(capsys, *command, "--push-to-hub", "small", "--dry-run")
+    assert "small is no name of a repository: OWNER/NAME" in line
+    assert not (tmp_path / "out").exists()
+    mlsm(*command, "--push-to-hub", "someone/small", "--dry-run")
+    number = len(list((tmp_path / "out" / "model").iterdir()))
+    assert f"main: {number} files, 0." in capsys.readouterr().out.splitlines()[-1]
+
+
+@pytest.mark.slow
+def test_the_model_is_pushed_once(start: Path, tmp_path: Path) -> None:
+    command = words(start, tmp_path / "out", "--updates", 1, "--push-to-hub", REPO, objective="mlm")
+    with hub_server() as (endpoint, there):
+        assert mlsm_with_hub(endpoint, *command)[-1] == "main: pushed"
+        files = {file.name: file.read_bytes() for file in (tmp_path / "out" / "model").iterdir()}
+        assert there.branches["main"] == files
+        assert mlsm_with_hub(endpoint, *command)[-1] == "main: up to date"
+        there.branches["main"].pop("config.json")
+        assert mlsm_with_hub(endpoint, *command)[-1] == "main: pushed"
 
 
 def test_low_rank_updates_are_merged(start: Path, tmp_path: Path, capsys: Capture) -> None:
