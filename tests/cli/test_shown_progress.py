@@ -77,6 +77,6 @@ def test_every_step_of_an_adaptation_has_lines_in_a_log(
     lines = capsys.readouterr().err.splitlines()
     for step in ("tokenizing", "training the SAE", "coding sequences", "evaluating"):
         assert any(line.startswith(f"{step}: ") and " so far" in line for line in lines), step
-    trained = [line for line in lines if re.match(r"training, loss \d+\.\d+: ", line)]
+    trained = [line for line in lines if re.match(r"training, loss \d+\.\d+: \d+%, ", line)]
     assert any(re.search(r"\d+%, \d+/40 update, \d\d:\d\d so far, \d\d:\d\d left", line) for line in trained)
     assert any(re.match(r"(text|dictionary|codes|before|training|quality): \d\d:\d\d so far", line) for line in lines)

@@ -45,7 +45,7 @@ class ShownProgressBar(progress_bar.SimpleProgressBar):
                 bar.update(_updates() - bar.n)
                 if time.monotonic() - shown >= SECONDS_BETWEEN_FIGURES:  # to read them waits for a GPU
                     shown = time.monotonic()
-                    bar.set_description(_description(bar.desc), refresh=False)
+                    bar.set_description_str(_description(bar.desc), refresh=False)
 
     def _other(self, batches: Iterator[Any]) -> Iterator[Any]:
         name = "validating" if " on " in self.prefix else "training"
@@ -92,5 +92,5 @@ def _description(before: str) -> str:
     loss = figures.get("loss")
     speed = figures.get("wps")
     if loss is None or speed is None:
-        return before.removesuffix(": ")
+        return before
     return f"training, loss {float(loss):.3f}, {float(speed):,.0f} tokens/s"
