@@ -33,9 +33,15 @@ def register() -> None:
             raise ImportError(f"mlsm_plugin cannot run here: {problem}")
         return  # the `mlsm` command reports the problem in one line
     level = _logging.root.level
-    from mlsm_plugin.fairseq_plugin.compat import loading_hooks, resumed_runs, training_options, version_shims
+    from mlsm_plugin.fairseq_plugin.compat import (
+        loading_hooks,
+        resumed_runs,
+        training_options,
+        training_progress,
+        version_shims,
+    )
 
-    for module in (version_shims, resumed_runs, training_options, loading_hooks):
+    for module in (version_shims, resumed_runs, training_options, training_progress, loading_hooks):
         module.apply()
     from mlsm_plugin.fairseq_plugin import criterions, models, optimizers, tasks  # noqa: F401
     from mlsm_plugin.fairseq_plugin.coding import fairseq_encoder  # noqa: F401

@@ -5,6 +5,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from mlsm_plugin.cli.settings_flags import Parser
+
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]  # argparse has no public name for it
 
 
@@ -35,3 +37,9 @@ def actions_of(parser: argparse.ArgumentParser) -> Callable[..., argparse.Argume
         return action
 
     return add
+
+
+def add_push_options(parser: "Parser") -> None:
+    """Add the options of a push to the hub."""
+    parser.add_argument("--dry-run", action="store_true", help="print what would be pushed, and push nothing")
+    parser.add_argument("--private", action="store_true", help="create a private repository")

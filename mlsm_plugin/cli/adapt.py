@@ -1,14 +1,18 @@
 """``mlsm adapt``: continue the pre-training of a Hugging Face model on a text; needs no fairseq."""
 
 import argparse
-import json
 import os
-import shlex
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
 
+from mlsm_plugin.cli.actions import add_push_options
 from mlsm_plugin.cli.coding_options import OF_LEARNING, output_folder
-from mlsm_plugin.cli.next_commands import print_next
+from mlsm_plugin.cli.evaluate_encoder import add_labelled
+from mlsm_plugin.cli.next_commands import filling_command, print_next, similarity_command
 from mlsm_plugin.cli.settings_flags import Depends, add_settings, fill_in, refuse_changed, settings_of
 from mlsm_plugin.core.coding.coder_learning import LearningSettings
+from mlsm_plugin.core.files.json_checks import JsonObject
 from mlsm_plugin.core.files.settings import options_of
 from mlsm_plugin.core.hidden_states.settings import ModelRun
 
@@ -19,6 +23,7 @@ OF_CODES["coder"] = "topk"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
+    from mlsm_plugin.evaluation.quality_settings import QualitySettings
     from mlsm_plugin.huggingface.adaptation import Adaptation
     from mlsm_plugin.huggingface.collators import Masking
     from mlsm_plugin.huggingface.training import TrainingSettings
@@ -54,6 +59,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     }
     add_settings(training, TrainingSettings, without=("weight_decay",), defaults=recipe)
     add_settings(training, ModelRun, only=("threads",))
+    comparison = parser.add_argument_group("comparison of the models before and after, on held-out text")
+    add_labelled(comparison)
+    add_settings(comparison, QualitySettings, only=("header",))
+    hub = parser.add_argument_group("publishing")
+    repository = "push the model to this repository of the Hugging Face hub, which is created if it does not exist"
+    hub.add_argument("--push-to-hub", metavar="OWNER/NAME", help=repository)
+    add_push_options(hub)
 
 
 def needs_fairseq(args: argparse.Namespace) -> bool:
@@ -68,6 +80,7 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
     from mlsm_plugin.core.files.process_rank import process_rank
     from mlsm_plugin.core.hidden_states.hf_encoder import HuggingFaceEncoder
     from mlsm_plugin.core.sparse_coding.sparse_coder import torch_threads
+    from mlsm_plugin.evaluation.held_out_quality import SMALL, HeldOutQuality
     from mlsm_plugin.huggingface.adaptation import WITH_CODES, Adaptation, adapt
     from mlsm_plugin.huggingface.collators import Masking
     from mlsm_plugin.huggingface.training import TrainingSettings
@@ -77,6 +90,7 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
     if args.updates is None:
         args.updates = 1
         args.epochs = EPOCHS if args.epochs is None else args.epochs
+    _check_push(args)
     _fill_in_recipe(args)
     training = settings_of(TrainingSettings, args)
     learning = None
@@ -104,13 +118,36 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
         masking=settings_of(Masking, args),
         learning=learning,
     )
+    quality = HeldOutQuality(args.labelled, replace(SMALL, header=args.header))
     with torch_threads(args.threads):
-        figures = adapt(settings)
+        figures = adapt(settings, quality)
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()  # its threads can abort a process that ends without this
     if process_rank(None, None, os.environ).rank == 0:
         _print_figures(figures, args.output)
+        if args.push_to_hub:
+            _push(args)
     return 0
+
+
+def _check_push(args: argparse.Namespace) -> None:
+    """Raise ValueError if the model could not be pushed in the end."""
+    from mlsm_plugin.core.files.hub_repository import check_can_push
+
+    if args.push_to_hub is None and (args.dry_run or args.private):
+        raise ValueError("--dry-run and --private need --push-to-hub")
+    if args.push_to_hub is not None:
+        check_can_push(args.push_to_hub, dry_run=args.dry_run)
+
+
+def _push(args: argparse.Namespace) -> None:
+    from mlsm_plugin.core.files.hub_repository import MAIN, push_branches
+    from mlsm_plugin.huggingface.adaptation import MODEL
+
+    folders = {MAIN: Path(args.output, MODEL)}
+    print()
+    for line in push_branches(folders, args.push_to_hub, private=args.private, dry_run=args.dry_run):
+        print(line)
 
 
 def _fill_in_recipe(args: argparse.Namespace) -> None:
@@ -131,12 +168,35 @@ def _fill_in_recipe(args: argparse.Namespace) -> None:
     fill_in(args, {"mask_prob": masking.mask_prob, "mask_prob_end": masking.mask_prob_end})
 
 
-def _print_figures(figures: dict[str, dict[str, float]], output: str) -> None:
+def _print_quality(quality: JsonObject) -> None:
+    """Print what was measured of the models before and after."""
+    from mlsm_plugin.evaluation.quality_tables import table_of
+
+    if quality["models"]:
+        print(f"\nheld-out text: {quality['sentences']} sentences, {quality['passages']} passages")
+        print("\n".join(table_of(quality["models"])))
+    for note in quality["notes"]:
+        print(note)
+
+
+def _print_figures(figures: dict[str, JsonObject], output: str) -> None:
     for name, value in figures["after"].items():
         before = figures["before"].get(name)
         print(f"held-out {name}: {'' if before is None else f'{before:.4f} before, '}{value:.4f} after")
+    if "quality" in figures:
+        _print_quality(figures["quality"])
     print(f"model: {output}/model")
-    path = json.dumps(f"{output}/model", ensure_ascii=False)  # a literal of Python, too
-    task = "fill-mask" if "mlm_loss" in figures["after"] else "feature-extraction"  # without MLM, the head is not saved
-    code = f'from transformers import pipeline; pipeline("{task}", {path})'
-    print_next("Use it with", shlex.join(["python", "-c", code]))
+    print_next("Use it with", _usage(Path(output), fills_masks="mlm_loss" in figures["after"]))
+
+
+def _usage(output: Path, *, fills_masks: bool) -> str:
+    """A command that shows what the model does, on sentences of the held-out text."""
+    from mlsm_plugin.huggingface.adaptation import HELD_OUT_TEXT, MODEL
+    from mlsm_plugin.huggingface.sentence_modules import MODULES_FILE
+
+    model = output / MODEL
+    text = output / HELD_OUT_TEXT
+    is_sentence_transformer = (model / MODULES_FILE).exists() and find_spec("sentence_transformers") is not None
+    if fills_masks and not is_sentence_transformer:
+        return filling_command(model, text)
+    return similarity_command(model, text, is_sentence_transformer=is_sentence_transformer)

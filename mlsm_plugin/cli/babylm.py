@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from mlsm_plugin.babylm.settings import BabylmSettings
-from mlsm_plugin.cli.actions import actions_of
+from mlsm_plugin.cli.actions import actions_of, add_push_options
 from mlsm_plugin.cli.coding_options import (
     add_arch,
     add_block_options,
@@ -35,8 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     push.add_argument(
         "repository", metavar="OWNER/NAME", help="repository, without a dot; created if it does not exist"
     )
-    push.add_argument("--dry-run", action="store_true", help="print what would be pushed, and push nothing")
-    push.add_argument("--private", action="store_true", help="create a private repository")
+    add_push_options(push)
 
 
 def add_train_options(parser: argparse.ArgumentParser) -> None:

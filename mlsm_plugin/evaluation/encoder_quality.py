@@ -109,7 +109,7 @@ def read_evaluation_data(
         pairs[_unused(Path(path).stem, pairs)] = scored
     if not texts:
         return EvaluationData(labelled=probes, similarity=pairs)
-    documents = _documents(texts)
+    documents = documents_of(texts)
     lines, words = choose_masked_words(documents, settings)
     return EvaluationData(make_retrieval(documents, settings), lines, words, probes, pairs)
 
@@ -190,7 +190,8 @@ def choose_masked_words(
     return lines, words
 
 
-def _documents(texts: Sequence[PathLike]) -> list[list[str]]:
+def documents_of(texts: Sequence[PathLike]) -> list[list[str]]:
+    """The lines of each document of text files, without blank ones."""
     documents: list[list[str]] = [[]]
     for line in read_text(texts):
         if line:

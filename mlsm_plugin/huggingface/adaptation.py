@@ -2,18 +2,20 @@
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
 from mlsm_plugin.core.coding.coder_learning import LASSO, LearningSettings
 from mlsm_plugin.core.coding.split_coder import CodingSettings
+from mlsm_plugin.core.files.atomic_files import read_json, write_json
+from mlsm_plugin.core.files.hf_files import hf_folder
 from mlsm_plugin.core.files.json_checks import JsonObject
 from mlsm_plugin.core.files.metric_log import MetricLog
 from mlsm_plugin.core.files.model_folders import check_new_model_folder, new_model_folder
@@ -23,6 +25,7 @@ from mlsm_plugin.core.files.planned_folder import PLAN_FILE
 from mlsm_plugin.core.files.process_rank import ProcessRank, process_rank
 from mlsm_plugin.core.files.settings import identity, option, undeciding
 from mlsm_plugin.core.files.step_record import Step, StepRecord
+from mlsm_plugin.core.hidden_states.devices import Device
 from mlsm_plugin.core.hidden_states.hf_encoder import (
     FLOAT32_ONLY,
     HuggingFaceEncoder,
@@ -50,8 +53,10 @@ from mlsm_plugin.huggingface.collators import (
 from mlsm_plugin.huggingface.dataset_text import files_of_dataset, rows_of_dataset, rows_of_files, write_column
 from mlsm_plugin.huggingface.distilled_model import DistilledModel, SentenceVectorModel
 from mlsm_plugin.huggingface.epoch_order import samples_of_update
+from mlsm_plugin.huggingface.held_out_text import held_out_lines, last_lines, write_held_out
 from mlsm_plugin.huggingface.latent_semantic_model import LatentSemanticModel
-from mlsm_plugin.huggingface.model_card import CardFacts, write_card
+from mlsm_plugin.huggingface.low_rank import add_low_rank, merge_low_rank
+from mlsm_plugin.huggingface.model_card import CARD, CardFacts, add_quality, write_card
 from mlsm_plugin.huggingface.pretraining_model import (
     MaskedLmModel,
     PretrainingModel,
@@ -103,6 +108,8 @@ TEXT_PARTS = ("train", "valid")
 MODEL = "model"  # the folder of the adapted model in the output
 RECORD = "steps.json"
 DOCUMENTS = "documents.txt"
+HELD_OUT_TEXT = "held_out.txt"
+QUALITY = "quality.json"
 TOKENIZER = "tokenizer"
 AUXILIARY = "auxiliary"  # ends the name of sequences that the auxiliary model reads
 PLACES = "places"
@@ -113,6 +120,22 @@ LOGS = "logs"  # of TensorBoard
 TRAINING_OF_STUDENT = TrainingSettings(optimizer="muon", learning_rate=2e-3, muon_learning_rate=0.01)
 MASKS_OF_STUDENT = Masking(mask_prob=0.3, mask_prob_end=0.15)
 Texts = tuple[TokenSequences, TokenSequences]  # to train on, and to evaluate on
+
+
+class Quality(Protocol):
+    """What is measured of the models before and after; ``evaluation.held_out_quality`` has one."""
+
+    def identity(self) -> JsonObject:
+        """The values that decide the figures, besides the files."""
+
+    def files(self) -> list[Path]:
+        """The files that decide the figures, besides the held-out text."""
+
+    def check(self) -> None:
+        """Raise ValueError if the files cannot be used."""
+
+    def measure(self, models: Mapping[str, Path], text: Path, *, loss_fell: bool, device: Device = None) -> JsonObject:
+        """The figures of the models on a text, by their names, and ``notes``."""
 
 
 @dataclass(frozen=True)
@@ -198,6 +221,10 @@ class Adaptation(KnownText):
             raise ValueError("vocab_size needs --student: a model that is trained already has its tokenizer")
         if self.student is not None and self.auxiliary is not None:
             raise ValueError("with --student, MODEL itself is the auxiliary model; leave --auxiliary out")
+        if self.student is not None and self.training.lora is not None:
+            raise ValueError(
+                "--lora keeps what a model knows, and a new model of --student knows nothing; pass one of them"
+            )
         masking = self.masking
         if self.objective == "npm" and masking != Masking(mask_prob=masking.mask_prob, seed=masking.seed):
             raise ValueError("of the options for masks, --objective npm only takes --mask-prob")
@@ -210,14 +237,19 @@ class Adaptation(KnownText):
         return self.auxiliary or self.model
 
 
-def adapt(settings: Adaptation) -> dict[str, JsonObject]:
+def adapt(settings: Adaptation, quality: Quality | None = None) -> dict[str, JsonObject]:
     """Tokenize, learn and code if the objective needs it, train, and write ``model`` in the output folder.
 
     Every step resumes after a stop, or is skipped if it is complete. A step with other settings or inputs than before
     runs again, and those after it; what they had made is renamed. Under torchrun all processes code and train.
 
+    Args:
+        settings: what is adapted to which text, and how.
+        quality: what is measured of the models before and after; None: only the losses.
+
     Returns:
-        the figures on the held-out text ``before`` and ``after``, in nats; only in the first process.
+        the figures on the held-out text ``before`` and ``after``, in nats, and those of ``quality``; only in the first
+        process.
 
     Raises:
         ValueError: model, tokenizer, text and settings do not belong together.
@@ -228,22 +260,42 @@ def adapt(settings: Adaptation) -> dict[str, JsonObject]:
     output = Path(settings.output)
     record = StepRecord(output / RECORD, process)
     _check_folder(output, record)
+    if quality is not None:
+        quality.check()
     chain = _Chain(settings, process, record)
     with only_writer(output) if process.rank == 0 else nullcontext():
-        if not record.is_complete(chain.steps()):
-            if record.settings_of("training").get("processes", process.world_size) != process.world_size:
-                raise ValueError(
-                    f"the number of processes is {chain.processes} in {output} and {process.world_size} now; start "
-                    f"{chain.processes} (several: with torchrun --nproc-per-node), or choose another --output"
-                )
-            # the first call lets the processes find each other
-            record.first = chain.training.arguments(output / CHECKPOINTS).main_process_first
-            chain.check()
-            for step in chain.steps():
-                record.run(step)
-            if process.rank == 0:
-                print(f"\n{record.table()}\n")
-    return {"before": record.figures_of("before"), "after": record.figures_of("training")}
+        _run(chain, record, quality)
+    figures = {"before": record.figures_of("before"), "after": record.figures_of("training")}
+    if quality is not None and (output / QUALITY).exists():
+        figures["quality"] = read_json(output / QUALITY)
+    return figures
+
+
+def _run(chain: "_Chain", record: StepRecord, quality: Quality | None) -> None:
+    """Run the steps that are not complete; of a complete training, only what is measured afterwards."""
+    process = chain.process
+    steps = chain.steps()
+    measuring = [] if quality is None else [chain.quality_step(quality)]
+    is_trained = record.is_complete(steps)
+    if is_trained and record.is_complete([*steps, *measuring]):
+        return
+    if not is_trained and chain.processes != process.world_size:
+        raise ValueError(
+            f"the number of processes is {chain.processes} in {chain.output} and {process.world_size} now; start "
+            f"{chain.processes} (several: with torchrun --nproc-per-node), or choose another --output"
+        )
+    # the first call lets the processes find each other
+    record.first = chain.training.arguments(chain.output / CHECKPOINTS).main_process_first
+    if is_trained:
+        record.skip(steps)
+    else:
+        chain.check()
+        for step in chain.steps():
+            record.run(step)
+    for step in measuring:
+        record.run(step)
+    if process.rank == 0:
+        print(f"\n{record.table()}\n")
 
 
 def _check_folder(output: Path, record: StepRecord) -> None:
@@ -331,7 +383,10 @@ class _Chain:
             steps.append(Step("codes", self.code, top, [], stores, by_all=True))
         training = identity(settings)
         training["model"] = HuggingFaceEncoder.fingerprint_of(settings.model)
-        training["training"] = identity(self.training)
+        recipe = identity(self.training)
+        if recipe["lora"] is None:  # records of earlier versions lack it
+            del recipe["lora"]
+        training["training"] = recipe
         training["processes"] = self.processes
         if settings.student is not None:
             training["student"] = self.config.to_dict() if os.path.exists(settings.student) else settings.student
@@ -339,8 +394,33 @@ class _Chain:
             training["teacher"] = HuggingFaceEncoder.fingerprint_of(str(settings.teacher))
         results = [output / MODEL, output / CHECKPOINTS]
         steps.append(Step("before", self.evaluate, training, [], [], by_all=True))
-        steps.append(Step("training", self.train, training, [], results, checked=[output / MODEL], by_all=True))
+        steps.append(
+            Step(
+                "training",
+                self.train,
+                training,
+                [],
+                results,
+                checked=[output / MODEL],
+                by_all=True,
+                editable=[output / MODEL / CARD],
+            )
+        )
         return steps
+
+    def quality_step(self, quality: Quality) -> Step:
+        """The step after the training, which compares the model with the one that it was made of."""
+        reference = self._reference
+        values = {"reference": HuggingFaceEncoder.fingerprint_of(reference), **quality.identity()}
+        results = [self.output / QUALITY, self.output / HELD_OUT_TEXT]
+        return Step("quality", partial(self.measure, quality), values, quality.files(), results)
+
+    @property
+    def _reference(self) -> str:
+        """The model to compare with: MODEL, or what a new model learns from, since random weights know nothing."""
+        if self.settings.student is not None and self.settings.teacher is not None:
+            return self.settings.teacher
+        return self.settings.model
 
     def check(self) -> None:
         """Raise ValueError for problems that would appear hours later."""
@@ -396,21 +476,27 @@ class _Chain:
 
     @cached_property
     def model(self) -> PretrainingModel:
-        """The model with its objective; new heads depend only on the seed."""
-        settings = self.settings
+        """The model with its objective; new weights depend only on the seed."""
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(settings.training.seed)
-            if self.learning is not None:
-                mlm_weight = float(settings.objective == "mlsm+mlm")
-                stock = self._stock(mlm_weight=mlm_weight)
-                return self.kind.of(stock, num_atoms=self.learning.atoms, mlm_weight=mlm_weight)
-            stock = self._stock()
-            if settings.objective == VECTORS:
-                return self.kind.of(stock, width=HuggingFaceEncoder.width_of(str(settings.teacher)))
-            if settings.teacher is not None:
-                teacher = load_masked_lm(settings.teacher)
-                return self.kind.of(stock, teacher=teacher, temperature=settings.temperature)
-            return self.kind.of(stock)
+            torch.manual_seed(self.training.seed)
+            model = self._with_objective()
+            if self.training.lora is not None:
+                add_low_rank(model, self.training.lora)
+            return model
+
+    def _with_objective(self) -> PretrainingModel:
+        settings = self.settings
+        if self.learning is not None:
+            mlm_weight = float(settings.objective == "mlsm+mlm")
+            stock = self._stock(mlm_weight=mlm_weight)
+            return self.kind.of(stock, num_atoms=self.learning.atoms, mlm_weight=mlm_weight)
+        stock = self._stock()
+        if settings.objective == VECTORS:
+            return self.kind.of(stock, width=HuggingFaceEncoder.width_of(str(settings.teacher)))
+        if settings.teacher is not None:
+            teacher = load_masked_lm(settings.teacher)
+            return self.kind.of(stock, teacher=teacher, temperature=settings.temperature)
+        return self.kind.of(stock)
 
     def _stock(self, **options: float) -> "PreTrainedModel":
         """The model before it gets its objective."""
@@ -605,12 +691,35 @@ class _Chain:
         if self.process.rank == 0:
             with new_model_folder(self.output / MODEL, overwrite=True) as folder:
                 model = self.trainer.accelerator.unwrap_model(self.trainer.model)
+                if self.training.lora is not None:
+                    merge_low_rank(model)
                 save_pretrained(folder, model, self.fast_tokenizer)
                 self._write_modules(folder)
                 self._write_card(folder, _losses(after))
                 lines = (line for line in read_text(self.texts_to_train) if line)
                 check_saved(folder, model, self.tokenizer, islice(lines, COMPARED_LINES))
         return _losses(after)
+
+    def measure(self, quality: Quality) -> None:
+        """Measure both models on the held-out text, and write the figures to a file and to the card."""
+        text = self.output / HELD_OUT_TEXT
+        if self.settings.valid_texts:
+            lines = last_lines(self.settings.valid_texts)
+        else:
+            apart = self.settings.objective == VECTORS
+            lines = held_out_lines(self.texts_to_train, self.texts[1], self.tokenizer, apart=apart)
+        write_held_out(lines, text)
+        is_new = self.settings.student is not None
+        names = ("teacher", "student") if is_new else ("before", "after")
+        folders = (hf_folder(self._reference), self.output / MODEL)
+        before = self.record.figures_of("before")
+        after = self.record.figures_of("training")
+        losses = [name for name in after if name in before and name != "accuracy"]
+        loss_fell = not is_new and all(after[name] < before[name] for name in losses)
+        models = dict(zip(names, folders, strict=True))
+        figures = quality.measure(models, text, loss_fell=loss_fell, device=self.device)
+        add_quality(self.output / MODEL, figures)
+        write_json(self.output / QUALITY, figures)
 
     def _write_modules(self, folder: Path) -> None:
         """Write what sentence-transformers reads, if MODEL came with it or it was asked for."""
@@ -632,6 +741,8 @@ class _Chain:
         shown["sequences of an update"] = samples_of_update(self.trainer.args)
         shown["optimizer"] = self.training.optimizer
         shown["learning rate"] = self.training.learning_rate
+        if self.training.lora is not None:
+            shown["LoRA"] = f"rank {self.training.lora}, merged"
         shown["seed"] = self.training.seed
         if self.learning is not None:
             shown["dictionary"] = f"{self.learning.coder}, {self.learning.atoms} atoms, layer {self.learning.layer}"

@@ -1,10 +1,12 @@
 """The card of an adapted model: what it was trained on, how, and what it gained on held-out text."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from mlsm_plugin.core.files.atomic_files import PathLike, atomic_open, sha256_of_files
+from mlsm_plugin.core.files.json_checks import JsonObject
 from mlsm_plugin.version import __version__
 
 CARD = "README.md"
@@ -22,6 +24,14 @@ PAPERS = {  # of the objectives
     "distill-vectors": "the sentence vectors of another model (Reimers and Gurevych, 2020, "
     "[2020.emnlp-main.365](https://aclanthology.org/2020.emnlp-main.365))",
 }
+QUALITY_HEADING = "## Before and after"
+SETTINGS = "## Settings"
+LEFT_OUT = "-"
+EXPLANATION = (
+    "In brackets: 95 % interval of the difference from the first row. nDCG@10 (higher is better): each of {sentences} "
+    "held-out sentences has to find its passage among {passages}. bits/token and bits/word (lower is better): cross "
+    "entropy of masked words. Others: accuracy of a linear probe."
+)
 TEXT = """---
 library_name: transformers
 pipeline_tag: {task}
@@ -104,3 +114,44 @@ def write_card(folder: Path, facts: CardFacts) -> None:
     )
     with atomic_open(folder / CARD, "w") as file:
         file.write(card)
+
+
+def add_quality(folder: Path, quality: JsonObject) -> None:
+    """Write what was measured of the models before and after into the card of a folder, if there is one.
+
+    ``quality`` has the figures of the ``models``, and ``notes``. An earlier such section is replaced.
+    """
+    path = folder / CARD
+    if not path.exists():
+        return
+    sections = re.split(r"^(?=## )", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    sections = [section for section in sections if not section.startswith(QUALITY_HEADING)]
+    place = next((number for number, section in enumerate(sections) if section.startswith(SETTINGS)), len(sections))
+    if place == len(sections):
+        sections[-1] = f"{sections[-1].rstrip()}\n\n"
+    sections.insert(place, _quality_section(quality))
+    with atomic_open(path, "w") as file:
+        file.write("".join(sections))
+
+
+def _quality_section(quality: JsonObject) -> str:
+    models: Mapping[str, JsonObject] = quality["models"]
+    parts = [QUALITY_HEADING]
+    if models:
+        columns = list(dict.fromkeys(name for model in models.values() for name in model["measures"]))
+        rows = [["model", *columns], ["---", *["---:"] * len(columns)]]
+        rows += [
+            [name, *(_cell(model["measures"].get(column)) for column in columns)] for name, model in models.items()
+        ]
+        parts.append("\n".join(f"| {' | '.join(row)} |" for row in rows))
+        parts.append(EXPLANATION.format(**quality))
+    parts += quality["notes"]
+    return "\n\n".join(parts) + "\n\n"
+
+
+def _cell(measure: JsonObject | None) -> str:
+    if measure is None:
+        return LEFT_OUT
+    interval = measure["difference_from_first"]
+    difference = "" if interval is None else f" ({interval[0]:+.3f} to {interval[1]:+.3f})"
+    return f"{measure['figure']:.3f}{difference}"

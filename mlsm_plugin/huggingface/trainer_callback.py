@@ -141,7 +141,7 @@ class ProgressBars(TrainerCallback):
     ) -> None:
         """Show the last loss."""
         if self._training is not None and logs is not None and "loss" in logs:
-            self._training.set_description(f"training, loss {logs['loss']:.3f}", refresh=False)
+            self._training.set_description_str(f"training, loss {logs['loss']:.3f}", refresh=False)
 
     def on_prediction_step(
         self,

@@ -41,6 +41,13 @@ class TrainingSettings:
         help="muon: Muon for the matrices of the layers, AdamW for the other weights",
     )
     muon_learning_rate: float | None = option(None, above=0, help="largest learning rate of Muon")
+    lora: int | None = option(
+        None,
+        least=1,
+        metavar="RANK",
+        help="train only updates of this rank of the matrices of the layers (LoRA), which are merged at the end; needs "
+        "peft",
+    )
     bf16: str = option(
         "auto",
         choices=("auto", "on", "off"),
@@ -59,6 +66,8 @@ class TrainingSettings:
         check(self)
         if self.muon_learning_rate is not None and self.optimizer != "muon":
             raise ValueError("muon_learning_rate needs --optimizer muon")
+        if self.lora is not None and self.optimizer == "muon":
+            raise ValueError("lora is trained with --optimizer adamw")
 
     @property
     def on_cpu(self) -> bool:

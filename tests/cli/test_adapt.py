@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import random
 import shlex
@@ -17,7 +16,6 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer, TrainingArguments
 
-from mlsm_plugin.cli import adapt
 from mlsm_plugin.core.files import atomic_files
 from mlsm_plugin.core.files.atomic_files import read_json, sha256_of_files
 from mlsm_plugin.core.files.step_record import StepRecord
@@ -30,6 +28,7 @@ from mlsm_plugin.huggingface.sentence_modules import modules_of, write_modules
 from mlsm_plugin.huggingface.token_sequences import TokenSequences
 from tests.cli.coding_runs import start_mlsm
 from tests.conftest import failing_mlsm, made_once, mlsm
+from tests.hub_server import REPO, hub_server, mlsm_with_hub
 from tests.tensorboard_files import scalars
 from tests.tiny_hf_models import make_model, make_tokenizer
 
@@ -89,6 +88,69 @@ def test_a_stock_model_becomes_an_adapted_stock_model(start: Path, tmp_path: Pat
     made = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*") if path.is_file()}
     mlsm(*command)
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*") if path.is_file()} == made
+
+
+def test_the_models_before_and_after_are_compared(
+    start: Path, english_text: tuple[Path, Path], tmp_path: Path, capsys: Capture
+) -> None:
+    output = tmp_path / "out"
+    command = words(start, output, "--updates", 2, "--valid", english_text[1], objective="mlm")
+    mlsm(*command)
+    printed = capsys.readouterr().out
+    quality = read_json(output / "quality.json")
+    figures = {name: model["measures"] for name, model in quality["models"].items()}
+    assert list(figures) == ["before", "after"]
+    assert all(set(measures) == {"nDCG@10", "bits/token", "bits/word"} for measures in figures.values())
+    lines = [line.split() for line in printed.splitlines() if " M " in line]  # of parameters
+    gains = [f"{figures[name]['nDCG@10']['figure']:.3f}" for name in ("before", "after")]
+    assert [[line[0], line[3]] for line in lines] == [["before", gains[0]], ["after", gains[1]]]
+    card = output / "model" / "README.md"
+    assert f"| before | {gains[0]} |" in card.read_text(encoding="utf-8")
+    assert f"held-out text: {quality['sentences']} sentences, {quality['passages']} passages" in printed
+    # another labelled file repeats the comparison alone, also in a folder that lost what made the model
+    card.write_text(card.read_text(encoding="utf-8") + "edited\n", encoding="utf-8")
+    for name in ("checkpoints", "tokens", "valid"):
+        shutil.rmtree(output / name)
+    labelled = tmp_path / "train.tsv"
+    labelled.write_text("".join(f"{label}\tthe name of {label}\n" for label in "ab" * 3), encoding="utf-8")
+    mlsm(*command, "--labelled", labelled, labelled)
+    printed = capsys.readouterr().out
+    assert "quality:" in printed
+    assert "training:" not in printed
+    assert list(read_json(output / "quality.json")["models"]["after"]["measures"])[-1] == tmp_path.name
+    assert "edited" in card.read_text(encoding="utf-8")
+    assert not (output / "tokens").exists()
+
+
+def test_a_folder_of_before_the_comparison_goes_on(start: Path, tmp_path: Path, capsys: Capture) -> None:
+    output = tmp_path / "out"
+    command = words(start, output, "--updates", 1, objective="mlm")
+    mlsm(*command)
+    steps = read_json(output / "steps.json")
+    del steps["quality"]
+    (output / "steps.json").write_text(json.dumps(steps), encoding="utf-8")
+    for name in ("quality.json", "held_out.txt"):
+        (output / name).unlink()
+    capsys.readouterr()
+    mlsm(*command)
+    printed = capsys.readouterr().out
+    assert "training:" not in printed
+    assert "retrieval and masked words are left out: the text has" in printed
+    assert (output / "quality.json").exists()
+
+
+def test_a_new_model_is_compared_with_its_teacher(
+    start: Path, english_text: tuple[Path, Path], tmp_path: Path, capsys: Capture
+) -> None:
+    mlsm(
+        *words(
+            start, tmp_path / "out", "--student", "1x64", "--updates", 1, "--valid", english_text[1], objective="mlm"
+        )
+    )
+    quality = read_json(tmp_path / "out" / "quality.json")
+    assert list(quality["models"]) == ["teacher", "student"]
+    assert quality["notes"] == []
+    assert "| teacher | " in (tmp_path / "out" / "model" / "README.md").read_text(encoding="utf-8")
 
 
 def test_cpu_is_for_learning_and_coding_too(start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -292,14 +354,18 @@ def test_the_last_line_can_be_pasted(start: Path, tmp_path: Path, capsys: Captur
     mlsm(*words(start, output, "--updates", 1, objective="mlm"))
     python, flag, code = shlex.split(capsys.readouterr().out.splitlines()[-1])
     assert (python, flag) == ("python", "-c")
-    call = ast.parse(code).body[-1].value  # type: ignore[attr-defined]
-    assert [ast.literal_eval(argument) for argument in call.args] == ["fill-mask", f"{output}/model"]
+    exec(code, {})
+    guesses = capsys.readouterr().out.splitlines()
+    assert len(guesses) == 5
+    assert not any("[MASK]" in guess for guess in guesses)
 
 
-def test_a_model_without_masked_lm_is_not_told_to_fill_masks(capsys: Capture) -> None:
-    for objective, name, task in (("npm", "accuracy", "feature-extraction"), ("mlm", "mlm_loss", "fill-mask")):
-        adapt._print_figures({"before": {}, "after": {name: 0.5}}, objective)
-        assert f'pipeline("{task}", "{objective}/model")' in capsys.readouterr().out
+def test_a_model_without_masked_lm_is_used_for_vectors(start: Path, tmp_path: Path, capsys: Capture) -> None:
+    mlsm(*words(start, tmp_path / "out", "--updates", 1, "--valid", start / "valid.txt", objective="npm"))
+    _, _, code = shlex.split(capsys.readouterr().out.splitlines()[-1])
+    exec(code, {})
+    cosine = float(capsys.readouterr().out.removeprefix("tensor(").rstrip(")\n"))
+    assert -1 <= cosine <= 1
 
 
 def test_npm_holds_out_two_sequences_of_a_short_text(start: Path, tmp_path: Path, capsys: Capture) -> None:
@@ -339,6 +405,55 @@ def test_muon_trains_too(start: Path, tmp_path: Path) -> None:
     figures = figures_in(tmp_path / "out")
     assert figures["after"]["mlm_loss"] < figures["before"]["mlm_loss"]
     assert StepRecord(tmp_path / "out" / "steps.json").settings_of("training")["training"]["optimizer"] == "muon"
+
+
+def test_a_dry_run_says_what_would_be_pushed(start: Path, tmp_path: Path, capsys: Capture) -> None:
+    command = words(start, tmp_path / "out", "--updates", 1, objective="mlm")
+    assert "--dry-run and --private need --push-to-hub" in failing_mlsm(capsys, *command, "--dry-run")
+    line = failing_mlsm(capsys, *command, "--push-to-hub", "small", "--dry-run")
+    assert "small is no name of a repository: OWNER/NAME" in line
+    assert not (tmp_path / "out").exists()
+    mlsm(*command, "--push-to-hub", "someone/small", "--dry-run")
+    number = len(list((tmp_path / "out" / "model").iterdir()))
+    assert f"main: {number} files, 0." in capsys.readouterr().out.splitlines()[-1]
+
+
+@pytest.mark.slow
+def test_the_model_is_pushed_once(start: Path, tmp_path: Path) -> None:
+    command = words(start, tmp_path / "out", "--updates", 1, "--push-to-hub", REPO, objective="mlm")
+    with hub_server() as (endpoint, there):
+        assert mlsm_with_hub(endpoint, *command)[-1] == "main: pushed"
+        files = {file.name: file.read_bytes() for file in (tmp_path / "out" / "model").iterdir()}
+        assert there.branches["main"] == files
+        assert mlsm_with_hub(endpoint, *command)[-1] == "main: up to date"
+        there.branches["main"].pop("config.json")
+        assert mlsm_with_hub(endpoint, *command)[-1] == "main: pushed"
+
+
+def test_low_rank_updates_are_merged(start: Path, tmp_path: Path, capsys: Capture) -> None:
+    pytest.importorskip("peft")
+    output = tmp_path / "out"
+    command = words(start, output, "--valid", start / "valid.txt", "--lora", 4, objective="mlm")
+    mlsm(*command)
+    figures = figures_in(output)
+    assert figures["after"]["mlm_loss"] < figures["before"]["mlm_loss"]
+    stock = load_file(start / "model" / "model.safetensors")
+    adapted = load_file(output / "model" / "model.safetensors")
+    assert stock.keys() <= adapted.keys() <= stock.keys() | {"cls.predictions.decoder.bias"}
+    changed = {name for name, values in stock.items() if not torch.equal(values, adapted[name])}
+    assert "bert.encoder.layer.0.attention.self.query.weight" in changed
+    assert "bert.embeddings.word_embeddings.weight" not in changed
+    assert "LoRA: rank 4, merged" in (output / "model" / "README.md").read_text(encoding="utf-8")
+    weights = (output / "model" / "model.safetensors").read_bytes()
+    (output / "model" / "model.safetensors").unlink()  # resumes from the last checkpoint
+    mlsm(*command)
+    assert (output / "model" / "model.safetensors").read_bytes() == weights
+    for more, message in (
+        (("--optimizer", "muon"), "--lora is trained with --optimizer adamw"),
+        (("--student", "1x64"), "--lora keeps what a model knows"),
+    ):
+        other = ("--optimizer", "adamw") if "--student" in more else ()
+        assert message in failing_mlsm(capsys, *command, *more, *other)
 
 
 @pytest.mark.slow

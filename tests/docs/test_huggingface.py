@@ -46,7 +46,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory, english_text: tuple[Path, P
 
 
 def test_the_commands_adapt_a_model_alone_and_in_ranks(folder: Path) -> None:
-    one, ranks, codes = bash_blocks(read(PAGE))
+    one, ranks = bash_blocks(read(PAGE))
+    codes = bash_blocks(read(EXAMPLE))[-1]
     assert one in bash_blocks(read("README.md"))
     assert "held-out mlm_loss" in run_in(folder, smaller(one))
     AutoModelForMaskedLM.from_pretrained(folder / "adapted" / "model")
@@ -72,7 +73,8 @@ def test_a_small_encoder_comes_out_of_a_published_one(folder: Path) -> None:
 
 @pytest.mark.usefixtures("warm_python")
 def test_the_lines_of_python_run(folder: Path) -> None:
-    whole, parts = re.findall(r"```python\n(.*?)```", read(PAGE), flags=re.S)
+    (whole,) = re.findall(r"```python\n(.*?)```", read(PAGE), flags=re.S)
+    (parts,) = re.findall(r"```python\n(.*?)```", read(EXAMPLE), flags=re.S)
     assert len(run_in(folder, f"{sys.executable} - <<'END'\n{smaller(whole)}\nEND").splitlines()[-1].split()) == 2
     if not (folder / "dictionary").exists():
         pytest.skip("the test above makes the dictionary")
@@ -82,7 +84,7 @@ def test_the_lines_of_python_run(folder: Path) -> None:
 
 @pytest.mark.usefixtures("warm_python")
 def test_the_example_runs(folder: Path) -> None:
-    command, script = bash_blocks(read(EXAMPLE))
+    command, script, _ = bash_blocks(read(EXAMPLE))
     run_in(folder, smaller(command).replace("--output adapted", "--output by-example"))
     script = smaller(script)
     further = (folder / "examples" / "huggingface" / "adapt.yaml").read_text(encoding="utf-8")

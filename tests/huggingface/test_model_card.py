@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mlsm_plugin.huggingface.adaptation import MODELS
-from mlsm_plugin.huggingface.model_card import PAPERS, CardFacts, write_card
+from mlsm_plugin.huggingface.model_card import PAPERS, CardFacts, add_quality, write_card
 
 
 @pytest.fixture
@@ -43,3 +43,24 @@ def test_every_objective_has_a_paper(facts: CardFacts, tmp_path: Path) -> None:
     for objective in MODELS:
         write_card(tmp_path, replace(facts, objective=objective, student=None))
         assert PAPERS[objective] in (tmp_path / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_comparison_stands_before_the_settings_once(facts: CardFacts, tmp_path: Path) -> None:
+    write_card(tmp_path, facts)
+    card = tmp_path / "README.md"
+    card.write_text(card.read_text(encoding="utf-8") + "\n## License\n\nmine\n", encoding="utf-8")
+    first = {"nDCG@10": {"figure": 0.5, "difference_from_first": None}}
+    second = {"nDCG@10": {"figure": 0.25, "difference_from_first": [-0.3, -0.2]}}
+    models = {"before": {"measures": first}, "after": {"measures": second}}
+    for notes in ([], ["It got worse."]):
+        add_quality(tmp_path, {"models": models, "sentences": 200, "passages": 300, "notes": notes})
+    text = card.read_text(encoding="utf-8")
+    assert text.count("## Before and after") == 1
+    assert "| after | 0.250 (-0.300 to -0.200) |" in text
+    assert text.index("kl |  | 2.5000") < text.index("It got worse.") < text.index("## Settings\n\n- seed: 1")
+    assert text.endswith("\n## License\n\nmine\n")
+    add_quality(tmp_path, {"models": {}, "sentences": 0, "passages": 0, "notes": ["left out"]})
+    assert "It got worse." not in card.read_text(encoding="utf-8")
+    card.unlink()
+    add_quality(tmp_path, {"models": {}, "sentences": 0, "passages": 0, "notes": []})
+    assert not card.exists()

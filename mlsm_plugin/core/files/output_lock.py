@@ -94,12 +94,14 @@ def in_turn(folder: PathLike) -> Iterator[None]:
 
 
 PARENT = "MLSM_PARENT_PROCESS"
+SHOWS_PROGRESS = "MLSM_SHOWS_PROGRESS"  # set in children, which inherit the terminal or the log of their parent
 SECONDS_BETWEEN_LOOKS = 0.2
 
 
 def start_child(command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
     """Start a command that imports this package; arguments are those of ``subprocess.Popen``."""
-    return subprocess.Popen(list(command), env={**os.environ, PARENT: str(os.getpid())}, **options)
+    variables = {PARENT: str(os.getpid()), SHOWS_PROGRESS: "1"}
+    return subprocess.Popen(list(command), env={**os.environ, **variables}, **options)
 
 
 def run_child(command: Sequence[str]) -> int:

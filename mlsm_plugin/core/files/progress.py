@@ -1,14 +1,20 @@
 """Progress of long work: a bar on a terminal or in a notebook, and elsewhere a line now and then, for a log file."""
 
 import io
+import os
 import sys
 import threading
+import time
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from tqdm import tqdm
 
 SECONDS_BETWEEN_LINES = 20.0
+USUAL_COLUMNS = 80  # of a terminal that does not tell its size
+USUAL_ROWS = 24
 LINE = "{desc}: {n_fmt} {unit}, {elapsed} so far"
 LINE_WITH_TOTAL = "{desc}: {percentage:.0f}%, {n_fmt}/{total_fmt} {unit}, {elapsed} so far, {remaining} left"
 
@@ -24,14 +30,20 @@ class Progress(tqdm):
         lines = not (sys.stderr.isatty() or "ipykernel" in sys.modules)
         if lines:
             options = {"file": _Nowhere(), "desc": "progress", **options}
+        elif _has_no_size():
+            options = {"ncols": USUAL_COLUMNS, "nrows": USUAL_ROWS, **options}
         super().__init__(*arguments, **options)
-        if lines and not self.disable:
+        if self.disable:
+            return
+        _shown.add(self)
+        if lines:
             self.bar_format = LINE_WITH_TOTAL if self.total else LINE
             threading.Thread(target=_write_lines, args=(weakref.ref(self), self._over), daemon=True).start()
 
     def close(self) -> None:
         """End the bar, as tqdm does."""
         self._over.set()
+        _shown.discard(self)
         super().close()
 
 
@@ -42,7 +54,52 @@ class _Nowhere(io.TextIOBase):
         return len(text)
 
 
+class _OtherProcess:
+    """A process that shows its own progress."""
+
+
+# the bars that are not closed, and processes that have their own
+_shown: weakref.WeakSet[Progress | _OtherProcess] = weakref.WeakSet()
+
+
+@contextmanager
+def still_running(what: str) -> Iterator[None]:
+    """Write a line every 20 seconds while a block of code runs, unless a bar shows its progress."""
+    over = threading.Event()
+    threading.Thread(target=_write_that_it_runs, args=(what, over, time.monotonic()), daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
+
+
+@contextmanager
+def shown_by_another_process() -> Iterator[None]:
+    """Write no line of :func:`still_running` while a block of code waits for a process that shows its progress."""
+    process = _OtherProcess()
+    _shown.add(process)
+    try:
+        yield
+    finally:
+        _shown.discard(process)
+
+
+def _has_no_size() -> bool:
+    """Whether stderr is a terminal that does not tell its size, on which tqdm would show nothing."""
+    try:
+        return 0 in os.get_terminal_size(sys.stderr.fileno())
+    except (OSError, ValueError):  # no terminal of the system, such as one of a test
+        return False
+
+
 def _write_lines(bar: weakref.ref[Progress], over: threading.Event) -> None:
     while not over.wait(SECONDS_BETWEEN_LINES) and (current := bar()) is not None:
         print(current, file=sys.stderr, flush=True)
         del current
+
+
+def _write_that_it_runs(what: str, over: threading.Event, start: float) -> None:
+    while not over.wait(SECONDS_BETWEEN_LINES):
+        if not len(_shown):
+            elapsed = tqdm.format_interval(time.monotonic() - start)
+            print(f"{what}: {elapsed} so far", file=sys.stderr, flush=True)

@@ -13,6 +13,7 @@ from mlsm_plugin.core.files.atomic_files import read_json, sha256_of_files, writ
 from mlsm_plugin.core.files.json_checks import JsonObject, check_json, fields, number, text, values
 from mlsm_plugin.core.files.planned_folder import differences
 from mlsm_plugin.core.files.process_rank import SINGLE_PROCESS, ProcessRank
+from mlsm_plugin.core.files.progress import still_running
 
 STEPS = values(
     fields(
@@ -32,6 +33,7 @@ class Step:
     outputs: Sequence[Path]  # files and folders that the step makes; renamed to *.old before it runs on other inputs
     checked: Sequence[Path] | None = None  # the outputs that must stay as they are; None: all
     by_all: bool = False  # several processes run it together, such as a training; else the first of them alone
+    editable: Sequence[Path] = ()  # among the checked files, those that may change afterwards, such as a card
 
 
 @dataclass
@@ -76,7 +78,13 @@ class StepRecord:
             if not known.get("done") or differences(known["signature"], plan):
                 return False
             before = _hash_of(step, plan)
-        return _is_whole(steps[-1]) and changed_file(self._outputs_of(recorded[steps[-1].name])) is None
+        return _is_whole(steps[-1]) and self._changed_output(steps[-1], recorded[steps[-1].name]) is None
+
+    def skip(self, steps: Sequence[Step]) -> None:
+        """Take steps of which :meth:`is_complete` is true as current, although some outputs may have been deleted."""
+        for step in steps:
+            self._before = _hash_of(step, self._plan(step, self._before))
+            self.rows.append(self._row(step, "current", self.seconds_of(step.name)))
 
     def settings_of(self, name: str) -> JsonObject:
         """The settings with which a step was last begun; empty if it was not."""
@@ -110,6 +118,12 @@ class StepRecord:
             paths[path if os.path.lexists(path) or not os.path.lexists(name) else name] = fingerprint
         return paths
 
+    def _changed_output(self, step: Step, entry: JsonObject) -> str | None:
+        """The first output that is not what the step made."""
+        editable = set(map(str, step.editable))
+        outputs = self._outputs_of(entry)
+        return changed_file({path: outputs[path] for path in outputs if path not in editable})
+
     def _recorded(self) -> JsonObject:
         return check_json(read_json(self.path), STEPS, self.path) if self.path.exists() else {}
 
@@ -125,7 +139,8 @@ class StepRecord:
         plan = self._plan(step, self._before)
         same = "signature" in known and not differences(known["signature"], plan)
         complete = same and bool(known.get("done")) and _is_whole(step)
-        if complete and (changed := changed_file(self._outputs_of(known))):
+        changed = self._changed_output(step, known) if complete else None
+        if changed:
             print(f"{changed} is not what the step {step.name} made; the step runs again", flush=True)
             same = False
             complete = False
@@ -147,7 +162,8 @@ class StepRecord:
         if self.process.rank == 0:
             print(f"\n{step.name}:", flush=True)
         try:
-            result = step.run()
+            with still_running(step.name):
+                result = step.run()
         except ValueError:
             self._forget(step)
             raise

@@ -20,5 +20,7 @@ A line for each module: what of fairseq, and why. ``tests/fairseq_plugin/compat/
 - ``resumed_runs``: saving, copying and loading checkpoints, and when to stop; a killed run ends as one never stopped.
 - ``training_options``: how ``fairseq-train`` reads its options and begins, and where it asks for a GPU in a run on the
   CPU; what it cannot do is one line.
+- ``training_progress``: the class of the log lines, what it is told of a run, and the meters; a training that a command
+  of this package started has a bar, or a line every 20 seconds.
 - ``version_shims``: differences between versions of fairseq, torch and numpy, and what it says of itself.
 """

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+import pty
+import struct
 import sys
+import termios
 import time
 from collections.abc import Callable, Iterator
 from io import StringIO
@@ -10,7 +15,7 @@ from io import StringIO
 import pytest
 
 from mlsm_plugin.core.files import progress
-from mlsm_plugin.core.files.progress import Progress
+from mlsm_plugin.core.files.progress import Progress, shown_by_another_process, still_running
 
 INTERVAL = 0.05
 
@@ -85,3 +90,34 @@ def test_a_terminal_has_the_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     shown = sys.stderr.getvalue()  # type: ignore[attr-defined]
     assert "\rcoding: 100%|" in shown
     assert "so far" not in shown
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(0, 0), (30, 60)])
+def test_a_terminal_of_unknown_size_has_the_bar_too(monkeypatch: pytest.MonkeyPatch, rows: int, columns: int) -> None:
+    reader, terminal = pty.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+    with os.fdopen(terminal, "w") as stderr:
+        monkeypatch.setattr(sys, "stderr", stderr)
+        with Progress(total=4, desc="coding", file=stderr) as bar:
+            bar.update(4)
+        stderr.flush()
+        shown = os.read(reader, 4096).decode()
+    os.close(reader)
+    assert "\rcoding:   0%|" in shown
+
+
+def test_work_without_a_bar_is_still_told(log: Log) -> None:
+    with still_running("learning"):
+        wait_for(lambda: log.getvalue().count("\n") >= 2)
+        assert set(log.getvalue().splitlines()) == {"learning: 00:00 so far"}
+        before = log.getvalue()
+        with shown_by_another_process():
+            time.sleep(4 * INTERVAL)
+        with Progress(total=8, desc="coding"):
+            wait_for(lambda: log.getvalue().count("coding: 0%") >= 2)
+        assert log.getvalue().removeprefix(before).count("learning") <= 1  # it may have begun before
+        wait_for(lambda: log.getvalue().count("learning") > before.count("learning") + 1)
+    time.sleep(2 * INTERVAL)
+    before = log.getvalue()
+    time.sleep(4 * INTERVAL)
+    assert log.getvalue() == before

@@ -328,3 +328,31 @@ def test_a_step_that_fails_and_makes_nothing_leaves_nothing(tmp_path):
     with pytest.raises(ValueError, match="it cannot be"):
         record.run(Step("second", fail, {}, [], [tmp_path / "other"]))
     assert list(read_json(record.path)) == ["first"]
+
+
+def test_a_file_that_may_be_edited_does_not_make_its_step_again(chain):
+    chain.steps = lambda: [replace(step, editable=[chain.result / "card"]) for step in Chain.steps(chain)]
+    chain.run()
+    (chain.result / "card").write_text("edited")
+    assert chain.run() == ([], 0)
+    (chain.result / "file").write_text("edited")
+    assert chain.run() == (["second"], 0)
+
+
+def test_a_step_that_comes_after_a_complete_chain_runs_alone(chain):
+    chain.run()
+    chain.middle.unlink()
+    last = Step("third", lambda: (chain.folder / "third").touch(), {}, [], [chain.folder / "third"])
+    record = StepRecord(chain.folder / "steps.json")
+    assert record.is_complete(chain.steps()[:2]) is False  # the second step reads what the first one made
+    steps = [replace(step, inputs=[]) for step in chain.steps()]
+    chain.steps = lambda: steps
+    chain.run()
+    chain.middle.unlink()
+    record = StepRecord(chain.folder / "steps.json")
+    assert record.is_complete(steps)
+    record.skip(steps)
+    record.run(last)
+    assert [row[:2] for row in record.rows] == [("first", "current"), ("second", "current"), ("third", "done")]
+    assert StepRecord(chain.folder / "steps.json").is_complete([*steps, last])
+    assert not chain.middle.exists()

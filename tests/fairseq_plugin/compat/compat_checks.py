@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import io
 import logging.handlers
 import math
 import shutil
@@ -44,6 +45,7 @@ from fairseq.data import indexed_dataset as token_index
 from fairseq.data import token_block_dataset as token_blocks
 from fairseq.data.indexed_dataset import MMapIndexedDataset, MMapIndexedDatasetBuilder
 from fairseq.distributed import utils as distributed
+from fairseq.logging import metrics, progress_bar
 from fairseq.models.roberta.hub_interface import RobertaHubInterface
 from fairseq.models.roberta.model import RobertaEncoder, RobertaLMHead, RobertaModel
 from fairseq.models.transformer.transformer_encoder import TransformerEncoderBase
@@ -69,6 +71,7 @@ from mlsm_plugin.fairseq_plugin.compat import (
     rank_gather,
     resumed_runs,
     training_options,
+    training_progress,
 )
 from mlsm_plugin.fairseq_plugin.compat.batches import UpdateLookahead, WholeEpochsDataset, WordBeginnings, never_draw
 from mlsm_plugin.fairseq_plugin.compat.binarized_files import StreamingMMapBuilder
@@ -1188,3 +1191,44 @@ class Thirteen(WholeEpochsDataset):
 def _last_batch() -> None:
     batches = Thirteen().batch_by_size(np.arange(13), None, 8, 8)
     assert [list(batch) for batch in batches] == [list(range(8)), list(range(8, 13))]
+
+
+# training_progress
+
+
+@compat_check(
+    "training_progress",
+    "SimpleProgressBar of progress_bar, which progress_bar() makes and iterates",
+    partial(instead, progress_bar.SimpleProgressBar, "__iter__", lambda self: iter(())),
+)
+@compat_check(
+    "training_progress",
+    "metrics.log_scalar('num_updates'), which get_meter('default', 'num_updates') reads",
+    partial(instead, metrics, "get_meter", lambda name, key: None),
+)
+@compat_check(
+    "training_progress",
+    "Trainer.set_num_updates, which logs num_updates",
+    partial(instead, Trainer, "set_num_updates", lambda self, number: None),
+)
+@compat_check(
+    "training_progress",
+    "update_config(config) of a bar, with the groups of the options",
+    partial(without, fairseq_cli.train, "_flatten_config"),
+)
+def _shown_progress() -> None:
+    config = fairseq_cli.train._flatten_config(OmegaConf.create({"optimization": {"max_update": 5}, **RANK_0}))
+    with mock.patch.object(progress_bar, "SimpleProgressBar", training_progress.ShownProgressBar):
+        bar = progress_bar.progress_bar([1, 2, 3], log_format="simple", epoch=1)
+    bar.update_config(config)
+    assert (type(bar), bar.max_update) == (training_progress.ShownProgressBar, 5)
+    try:
+        Trainer.set_num_updates(SimpleNamespace(lr_step_update=lambda: None, quantizer=None), 4)
+        assert training_progress._updates() == 4
+    finally:
+        metrics.reset()
+    with mock.patch.object(sys, "stderr", io.StringIO()):
+        assert list(bar) == [1, 2, 3]
+
+
+RANK_0 = {"distributed_training": {"distributed_rank": 0}}

@@ -1,0 +1,108 @@
+"""Did a model get better? What a training step measures on held-out text, of the model before and after."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from mlsm_plugin.core.files.atomic_files import PathLike
+from mlsm_plugin.core.files.json_checks import JsonObject
+from mlsm_plugin.core.files.settings import identity
+from mlsm_plugin.core.hidden_states.devices import Device
+from mlsm_plugin.evaluation.encoder_quality import (
+    EvaluationData,
+    Measure,
+    choose_masked_words,
+    documents_of,
+    evaluate_encoder,
+    make_retrieval,
+    read_evaluation_data,
+)
+from mlsm_plugin.evaluation.quality_settings import QualitySettings
+from mlsm_plugin.evaluation.quality_tables import RETRIEVAL, WORDS, is_lower, record_of
+from mlsm_plugin.evaluation.sentence_encoders import open_sentence_encoder
+
+# a minute on two cores for two models of the size of MiniLM
+SMALL = QualitySettings(queries=200, passages=400)
+GOT_WORSE = (
+    "The loss fell, but the sentence vectors find fewer passages than before: the model got worse at search and "
+    "similarity."
+)
+
+
+@dataclass(frozen=True)
+class HeldOutQuality:
+    """What is measured of each model: retrieval, masked words, and linear probes on ``labelled`` files.
+
+    Attributes:
+        labelled: a training and a test file for each probe.
+        settings: how much of the text is used, and which.
+    """
+
+    labelled: Sequence[tuple[PathLike, PathLike]] = ()
+    settings: QualitySettings = field(default_factory=lambda: SMALL)
+
+    def identity(self) -> JsonObject:
+        """The values that decide the figures, besides the files."""
+        return identity(self.settings)
+
+    def files(self) -> list[Path]:
+        """The labelled files."""
+        return [Path(path) for paths in self.labelled for path in paths]
+
+    def check(self) -> None:
+        """Raise ValueError for labelled files that cannot be used."""
+        if self.labelled:
+            read_evaluation_data([], self.labelled, [], self.settings)
+
+    def measure(self, models: Mapping[str, Path], text: Path, *, loss_fell: bool, device: Device = None) -> JsonObject:
+        """Measure models on a text, and compare each with the first.
+
+        Args:
+            models: their folders, by the names of the rows.
+            text: held-out text, a sentence a line, blank lines between documents.
+            loss_fell: whether the loss of the last model is lower than that of the first.
+            device: where the models run; None: a GPU if there is one.
+
+        Returns:
+            ``models`` with the figures (see :func:`record_of`), the numbers of ``sentences`` and ``passages``, and
+            ``notes``: lines that say what was left out, and what got worse.
+        """
+        notes: list[str] = []
+        data = self._data(text, notes)
+        measures: dict[str, dict[str, Measure]] = {}
+        parameters: dict[str, int] = {}
+        if data.lines or data.labelled:
+            try:
+                for name, folder in models.items():
+                    encoder = open_sentence_encoder(folder, device)
+                    parameters[name] = encoder.parameters
+                    measures[name] = evaluate_encoder(encoder, data)
+            except ValueError as error:  # the model is trained and saved: no reason to fail
+                notes.append(f"the models are not compared: {error}")
+                measures = {}
+        if len(measures) > 1 and _got_worse(measures, loss_fell):
+            notes.append(GOT_WORSE)
+        return {
+            "models": record_of(measures, parameters) if measures else {},
+            "sentences": len(data.retrieval.queries) if data.retrieval else 0,
+            "passages": len(data.retrieval.passages) if data.retrieval else 0,
+            "notes": notes,
+        }
+
+    def _data(self, text: Path, notes: list[str]) -> EvaluationData:
+        """What to measure on; a line in ``notes`` if the text is too small to measure anything without labels."""
+        probes = read_evaluation_data([], self.labelled, [], self.settings).labelled if self.labelled else {}
+        documents = documents_of([text])
+        try:
+            retrieval = make_retrieval(documents, self.settings)
+        except ValueError as error:
+            notes.append(f"retrieval and masked words are left out: {error}")
+            return EvaluationData(labelled=probes)
+        lines, words = choose_masked_words(documents, self.settings)
+        return EvaluationData(retrieval, lines, words, probes)
+
+
+def _got_worse(measures: Mapping[str, Mapping[str, Measure]], loss_fell: bool) -> bool:
+    """Whether the last model has a lower loss than the first, and finds fewer passages."""
+    first, *_, last = measures.values()
+    return is_lower(last, first, RETRIEVAL) and (loss_fell or is_lower(last, first, WORDS))
