@@ -303,7 +303,10 @@ def _train(text: TrainingText, counts: Mapping[str, int], settings: TokenizerSet
 
 def _explain(message: str, vocab_size: int) -> str:
     if match := re.search(r"too high \(\d+\).*<= (\d+)", message, re.DOTALL):
-        return f"the text does not allow a vocabulary of {vocab_size} pieces; the largest possible size is {match[1]}"
+        return (
+            f"the text is too short for a vocabulary of {vocab_size} pieces; the largest possible size is {match[1]}: "
+            "pass it, or a smaller one, or more text"
+        )
     if match := re.search(r"required_chars\. (\d+) vs (\d+)", message):
         return (
             f"a vocabulary of {vocab_size} pieces cannot hold the characters of the text; the smallest possible size "

@@ -263,7 +263,8 @@ def test_too_large_a_vocabulary_names_the_largest_that_works(corpus, tmp_path, c
     assert main([*command, "900000"]) == 1
     error = capsys.readouterr().err
     match = re.fullmatch(
-        r"mlsm: error: the text does not allow a vocabulary of 900000 pieces; the largest possible size is (\d+)\n",
+        r"mlsm: error: the text is too short for a vocabulary of 900000 pieces; the largest possible size is (\d+): "
+        r"pass it, or a smaller one, or more text\n",
         error,
     )
     assert match, error
