@@ -69,8 +69,14 @@ def test_the_demo_runs_to_its_end_and_resumes(tmp_path: Path) -> None:
     printed = run(*demo, "--updates", 8, "--auxiliary-updates", 8)
     for sentence in ("validation KL on", "what the model fills in", "ten latent properties", "The demo took"):
         assert sentence in printed
-    assert re.findall(r"^  atom +\d+: _[A-Za-z]{3,}  ", printed, flags=re.M)
-    assert len(re.findall(r"^    model: .* \d\.\d\d$", printed, flags=re.M)) == 5
+    named = re.findall(r"^  ([A-Za-z]{3,}), ([A-Za-z]{3,}), ([A-Za-z]{3,}): (_.+)$", printed, flags=re.M)
+    assert named
+    assert all(f"_{word}" in tokens for *words, tokens in named for word in words[:1])
+    assert len(re.findall(r"^    model: .* \d\.\d\d$", printed, flags=re.M)) == 3
+    (page,) = re.findall(r"^  file://(.+)$", printed, flags=re.M)
+    assert Path(page).is_file()
+    (fill,) = re.findall(r"^  (\S+ -c .+)$", printed, flags=re.M)
+    assert run_in(tmp_path, fill).startswith("[('Return the ")
     files = {path: path.stat().st_mtime_ns for path in tmp_path.glob("demo/**/*") if path.suffix in (".pt", ".npy")}
     assert len(files) > 5
     assert (
