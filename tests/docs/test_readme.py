@@ -83,6 +83,7 @@ OBJECTIVES = [("plain_masked_lm", "masked_lm"), *re.findall(r"^\| \[.+?\| `(\w+)
 def prepared_folder(tmp_path_factory: pytest.TempPathFactory, english_text: tuple[Path, Path]) -> Path:
     """A clean folder in which the README's first commands were run; the last of them prints the training command."""
     folder = clean_folder(tmp_path_factory.mktemp("three"), english_text[0])
+    shutil.copyfile(english_text[0], folder / "train.txt")  # NPM needs groups of texts that share phrases
     (folder / "scripts").symlink_to(REPOSITORY / "scripts")
     printed = run_in(folder, smaller(block_with("README.md", "collect_corpus.py")))
     assert "\nTrain masked LM with:\n\nfairseq-train data-bin " in printed
