@@ -18,15 +18,13 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from mlsm_plugin.cli.next_commands import BLOCKS
 from mlsm_plugin.core.files.step_record import Step, StepRecord
+from mlsm_plugin.fairseq_plugin.pipelines.training_recipe import SMALL_MODEL, TrainingPlan, training_words
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-TOKENS_PER_SAMPLE = "128"
 PIECES, BYTES_PER_PIECE = 6000, 200  # of the tokenizer; a short text has too few words for 6,000
 WORD = re.compile("\u2581[A-Za-z]{3,}")
-# for minutes instead of days: a small model, a high learning rate, and small batches, which learn more of this text in
-# the same time
-SHORT_TRAINING = (*("--encoder-embed-dim", "256", "--batch-size", "8", "--clip-norm", "1.0", "--autocast", "auto"),)
 ARCH = "mlsm_modern_small"  # 4 layers
 
 
@@ -48,9 +46,8 @@ def main() -> int:
         print(f"demo: the command above failed with exit status {error.returncode}", file=sys.stderr)
         return 1
     show_what_came_out(output)
-    print(f"\nreport: {(output / 'report.html').resolve()}")
-    print(f"model:  {output / 'model'}")
-    print(f"The demo took {(time.perf_counter() - start) / 60:.1f} minutes.")
+    print(f"\nThe demo took {(time.perf_counter() - start) / 60:.1f} minutes.")
+    show_what_to_do_next(output)
     return 0
 
 
@@ -60,36 +57,35 @@ def make_everything(args: argparse.Namespace, output: Path) -> None:
     collect = [sys.executable, str(REPOSITORY / "scripts" / "collect_corpus.py"), "--output", str(corpus)]
     run([*collect, "--max-megabytes", "3.5", *(["--corpus", args.corpus] if args.corpus else [])])
     pieces = min(PIECES, (corpus / "train.txt").stat().st_size // BYTES_PER_PIECE)
-    preprocess = [
-        *(
-            "preprocess",
-            "--train",
-            f"{corpus}/train.txt",
-            "--valid",
-            f"{corpus}/valid.txt",
-            "--output",
-            f"{output}/run",
-        ),
-        *("--vocab-size", str(pieces), "--auxiliary-arch", ARCH, "--keep-at", "100", "--sample-break-mode", "none"),
-        *("--auxiliary-updates", str(args.auxiliary_updates), "--tokens-per-sample", TOKENS_PER_SAMPLE),
-        *("--layer", "3", "--atoms", "512", "--lambda", "0.15", "--tokens", "100000", "--iterations", "200"),
-        # training masks 15 % of the tokens in less than one pass, so that few of the other codes would ever be read
-        *("--coverage", "0.4", "--fp16"),
-        *(*SHORT_TRAINING, "--lr", "1.5e-3", "--warmup-updates", str(1 + args.auxiliary_updates // 12)),
+    preprocess = ["preprocess", "--train", f"{corpus}/train.txt", "--valid", f"{corpus}/valid.txt"]
+    preprocess += [
+        "--output",
+        f"{output}/run",
+        "--vocab-size",
+        str(pieces),
+        "--auxiliary-arch",
+        ARCH,
+        "--keep-at",
+        "100",
     ]
+    preprocess += ["--auxiliary-updates", str(args.auxiliary_updates), *SMALL_MODEL]
+    preprocess += ["--sample-break-mode", BLOCKS.sample_break_mode]
+    preprocess += ["--tokens-per-sample", str(BLOCKS.tokens_per_sample)]
+    preprocess += ["--layer", "3", "--atoms", "512", "--lambda", "0.15", "--tokens", "100000", "--iterations", "200"]
+    # training masks few of the tokens in less than one pass, so that few of the other codes would ever be read
+    preprocess += ["--coverage", "0.4", "--fp16"]
+    # small batches learn more of a short text in the same time
+    preprocess += ["--batch-size", "8", "--lr", "1.5e-3", "--warmup-updates", str(1 + args.auxiliary_updates // 12)]
     run([sys.executable, "-m", "mlsm_plugin.cli.main", *preprocess])
-    train = [
-        *(sys.executable, "-m", "fairseq_cli.train", str(data_bin), "--user-dir", str(REPOSITORY / "mlsm_plugin")),
-        *("--task", "masked_latent_semantic", "--criterion", "latent_semantic_kl", "--mlm-weight", "1"),
-        # the model starts from the auxiliary one, so that nothing is learned twice
-        *("--arch", ARCH, "--finetune-from-model", str(output / "run" / "auxiliary" / "checkpoint_last.pt")),
-        *("--save-dir", str(model)),
-        *("--sample-break-mode", "none", "--tokens-per-sample", TOKENS_PER_SAMPLE),
-        *(*SHORT_TRAINING, "--lr", "1e-3", "--warmup-updates", str(1 + args.updates // 12)),
-        *("--max-update", str(args.updates), "--total-num-update", str(args.updates)),
-        *("--optimizer", "fused_adamw", "--lr-scheduler", "polynomial_decay"),
-        *("--log-format", "simple", "--log-interval", "50", "--no-epoch-checkpoints"),
-    ]
+    plan = TrainingPlan(
+        tokens=0,  # a short text: a small model and small batches
+        blocks=BLOCKS,
+        model=("--arch", ARCH, *SMALL_MODEL),
+        start=str(output / "run" / "auxiliary" / "checkpoint_last.pt"),  # so that nothing is learned twice
+        updates=args.updates,
+    )
+    words = training_words(data_bin, model, plan, user_dir=str(REPOSITORY / "mlsm_plugin"))
+    train = [sys.executable, "-m", "fairseq_cli.train", *words[1:]]
     codes = [data_bin / f"{split}.codes" / "meta.json" for split in ("train", "valid")]
     step = Step("train", lambda: run(train), {"command": train}, codes, [model])
     StepRecord(output / "steps.json").run(step)
@@ -105,10 +101,10 @@ def run(command: Sequence[str]) -> None:
 
 
 def show_what_came_out(output: Path) -> None:
-    """Print the validation KL with its baseline, five filled masks and ten atoms."""
+    """Print the validation KL with its baseline, three filled masks and ten latent properties."""
     from mlsm_plugin.evaluation.latent_kl import evaluate_latent_kl
     from mlsm_plugin.hub import from_pretrained
-    from mlsm_plugin.reports.coded_datasets import summarize_split
+    from mlsm_plugin.reports.coded_datasets import name_of, summarize_split
 
     for name in ("fairseq", "mlsm_plugin"):
         logging.getLogger(name).setLevel(logging.WARNING)
@@ -118,16 +114,38 @@ def show_what_came_out(output: Path) -> None:
     print(f"  unigram baseline (predicts the mean code): {kl.unigram:.3f}")
     print(f"  the model:                                 {kl.model:.3f}")
     model = from_pretrained(output / "model")
-    print("\nfive masks of the validation text, and what the model fills in")
-    for sentence, word in masked_sentences(output / "corpus" / "valid.txt", count=5):
+    print("\nthree masks of the validation text, and what the model fills in")
+    for sentence, word in masked_sentences(output / "corpus" / "valid.txt", count=3):
         filled = ", ".join(f"{token.strip()} {p:.2f}" for _, p, token in model.fill_mask(sentence, topk=5))
         print(f"  {sentence}\n    was: {word}\n    model: {filled}")
     summaries, _ = summarize_split(data_bin, "valid", data_bin, max_tokens=200_000)
-    print("\nthe ten latent properties of words that are easiest to name: the tokens that carry most of their weight")
+    print("\nthe ten latent properties of words that are easiest to name: the tokens that have them most often")
     of_words = [summary for summary in summaries if summary.label and all(map(WORD.fullmatch, summary.label))]
     for summary in sorted(of_words, key=lambda summary: summary.telling, reverse=True)[:10]:
         tokens = "  ".join(token.replace("\u2581", "_") for token, _ in summary.top_tokens)
-        print(f"  atom {summary.atom:>3}: {tokens}")
+        print(f"  {name_of(summary)}: {tokens}")
+
+
+def show_what_to_do_next(output: Path) -> None:
+    """Print where the report is, and commands to try."""
+    sentence = "Return the <mask> of the array."
+    code = (
+        f"from mlsm_plugin.hub import from_pretrained; print(from_pretrained('{output}/model').fill_mask('{sentence}'))"
+    )
+    print(f"""
+Look at the latent properties, with their contexts, in a browser:
+
+  {(output / "report.html").resolve().as_uri()}
+
+Fill a mask of your own:
+
+  {shlex.join([sys.executable, "-c", code])}
+
+Use your own text, one sentence a line:
+
+  make demo CORPUS=my_text.txt DEMO_DIR=my_demo
+
+The same step by step, with a datastore of phrases and an export to Hugging Face: docs/tutorial.md""")
 
 
 def masked_sentences(text: Path, *, count: int) -> list[tuple[str, str]]:

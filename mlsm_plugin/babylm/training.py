@@ -46,7 +46,7 @@ from mlsm_plugin.fairseq_plugin.pipelines.pretraining import (
 )
 from mlsm_plugin.fairseq_plugin.pipelines.self_coded_pretraining import pretrain_in_stages
 from mlsm_plugin.fairseq_plugin.tasks.word_counts import begins_word, write_word_plan
-from mlsm_plugin.fairseq_plugin.text.sentencepiece_training import TokenizerSettings
+from mlsm_plugin.fairseq_plugin.text.sentencepiece_training import TokenizerSettings, resumed_settings
 from mlsm_plugin.fairseq_plugin.text.symbol_files import special_symbols
 
 TEXT_NAME = re.compile(r".+\.(train|txt)(\.(gz|bz2|xz))?", re.IGNORECASE)
@@ -282,6 +282,8 @@ def train(
         ledger = _continued(ledger, output, settings.license)
         record = StepRecord(output / "steps.json")
         tokenizer_folder = teacher.parent if teacher else output / "tokenizer"
+        if new_tokenizer is not None:
+            new_tokenizer = resumed_settings(new_tokenizer, record.settings_of("tokenizer"))
         for step in _steps(files, output, tokenizer_folder, new_tokenizer, workers):
             record.run(step)
         if teacher is not None:

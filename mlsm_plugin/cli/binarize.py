@@ -5,7 +5,7 @@ import shlex
 from pathlib import Path
 
 from mlsm_plugin.cli.coding_options import add_output, add_texts, add_workers
-from mlsm_plugin.cli.next_commands import print_next
+from mlsm_plugin.cli.next_commands import masked_lm_command, print_next
 from mlsm_plugin.cli.settings_flags import add_settings, settings_of
 from mlsm_plugin.core.files.hf_files import HF_PREFIX
 from mlsm_plugin.core.text.unknown_tokens import KnownText
@@ -59,6 +59,7 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
     )
     print(figures.table())
     print(f"{figures.output}: dictionary of {figures.dictionary_symbols:,} symbols")
+    print_next("Train masked LM with", masked_lm_command(args.output, "model"))
     return 0
 
 

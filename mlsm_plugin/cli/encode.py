@@ -80,7 +80,9 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
         for name, encode in work:
             figures = encode_and_report(name, encode, coding.process)
     if of_fairseq and figures.meta is not None:
-        command = training_command(args.data, "model", coding.settings, args.user_dir, codes=args.output)
+        command = training_command(
+            args.data, "model", coding.settings, args.auxiliary, args.user_dir, codes=args.output
+        )
         print_next("Train with", command)
     return 0
 

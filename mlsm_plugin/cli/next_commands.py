@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mlsm_plugin.core.files.atomic_files import PathLike
+from mlsm_plugin.core.hidden_states.settings import BlockSettings
 from mlsm_plugin.core.text.text_files import read_text
 
 if TYPE_CHECKING:
     from mlsm_plugin.core.coding.split_coder import CodingSettings
 
-
+BLOCKS = BlockSettings(128, "none")  # of plain masked LM: full sequences, without padding
 EXAMPLES = ("This is a short example sentence.", "Here is another sentence, which is longer.")
 
 
@@ -74,23 +75,44 @@ def encode_command(data_bin: PathLike, auxiliary: str, dictionary: PathLike, use
     return shlex.join(words + (["--user-dir", user_dir] if user_dir else []))
 
 
+def masked_lm_command(data_bin: PathLike, save_dir: PathLike) -> str:
+    """The ``fairseq-train`` command that trains plain masked LM on a dataset."""
+    from mlsm_plugin.fairseq_plugin.pipelines.training_recipe import (
+        PLAIN,
+        TrainingPlan,
+        shell_command,
+        tokens_in,
+        training_words,
+    )
+
+    plan = TrainingPlan(tokens_in(data_bin), BLOCKS, PLAIN)
+    return shell_command(training_words(data_bin, save_dir, plan))
+
+
 def training_command(
-    data_bin: PathLike, save_dir: PathLike, coding: "CodingSettings", user_dir: str | None, *, codes: str | None = None
+    data_bin: PathLike,
+    save_dir: PathLike,
+    coding: "CodingSettings",
+    auxiliary: str,
+    user_dir: str | None = None,
+    *,
+    codes: str | None = None,
 ) -> str:
     """The ``fairseq-train`` command that trains MLSM and MLM together on a dataset with these codes.
 
-    ``codes`` is the folder of the codes, if that is not the dataset.
+    The model has the size and the weights of the ``auxiliary`` one, if it is an encoder of this package. ``codes`` is
+    the folder of the codes, if that is not the dataset.
     """
-    from mlsm_plugin.fairseq_plugin.compat.version_shims import PACKAGE_DIR
-    from mlsm_plugin.fairseq_plugin.pipelines.pretraining import MASKS, as_flags  # needs fairseq
+    from mlsm_plugin.fairseq_plugin.pipelines.training_recipe import (
+        TrainingPlan,
+        continued,
+        shell_command,
+        tokens_in,
+        training_words,
+    )
 
-    where = f" --latent-codes {shlex.quote(codes)}" if codes else ""
-    masks = " ".join(as_flags(MASKS)) if coding.coverage >= MASKS["mask_prob"] else ""
-    return f"""fairseq-train {shlex.quote(str(data_bin))} --user-dir {shlex.quote(user_dir or PACKAGE_DIR)}{where} \\
-    --task masked_latent_semantic --criterion latent_semantic_kl --mlm-weight 1 --arch mlsm_modern_small \\
-    --sample-break-mode {coding.blocks.sample_break_mode} --tokens-per-sample {coding.blocks.tokens_per_sample} \\
-    {masks} --optimizer muon --adam-betas '(0.9, 0.98)' --adam-eps 1e-6 --weight-decay 0.01 --clip-norm 1.0 \\
-    --autocast auto --lr-scheduler polynomial_decay --lr 1e-3 --warmup-updates 1000 --total-num-update 100000 \\
-    --max-update 100000 --batch-size 32 --log-format simple --log-interval 100 \\
-    --no-epoch-checkpoints --save-interval-updates 5000 --keep-interval-updates 1 \\
-    --save-dir {shlex.quote(str(save_dir))}"""
+    model, start = continued(auxiliary, coding.blocks)
+    plan = TrainingPlan(
+        tokens_in(data_bin), coding.blocks, model=model, start=start, coverage=coding.coverage, codes=codes
+    )
+    return shell_command(training_words(data_bin, save_dir, plan, user_dir=user_dir))

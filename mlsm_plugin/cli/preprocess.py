@@ -82,6 +82,7 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
         workers=args.workers,
         coded=partial(encode_and_report, process=SINGLE_PROCESS),
     )
-    command = training_command(output / "data-bin", output / "model", coding, args.user_dir)
+    auxiliary = args.auxiliary or str(output / "auxiliary" / "checkpoint_best.pt")
+    command = training_command(output / "data-bin", output / "model", coding, auxiliary, args.user_dir)
     print(f"\n{record.table()}\n\nTrain with:\n\n{command}")
     return 0

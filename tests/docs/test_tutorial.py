@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+import shlex
 import sys
 from pathlib import Path
 
 import pytest
 
+from mlsm_plugin.core.hidden_states.settings import BlockSettings
+from mlsm_plugin.fairseq_plugin.pipelines.training_recipe import TrainingPlan, training_words
 from tests.conftest import REPOSITORY
 from tests.docs.pages import USER_PAGES, read
 from tests.documented import run_in
@@ -21,7 +24,7 @@ SMALLER = {
         "--arch mlsm_modern_tiny --encoder-layers 3 --encoder-embed-dim 32 --encoder-attention-heads 2 --cpu"
     ),
     "--max-update 1000": "--max-update 20",
-    "--max-update 300": "--max-update 6",
+    "--max-update 400": "--max-update 6",
     "--max-update 200": "--max-update 2",
     "--validate-interval-updates 50": "--validate-interval-updates 3",
     "--log-interval 10": "--log-interval 1",
@@ -61,6 +64,15 @@ def test_the_tutorial_prints_what_it_says(tmp_path: Path) -> None:
     assert any(" ".join(source.replace("[[", "").replace("]]", "").split()[-4:]) in text for source in sources)
     assert all((tmp_path / name).stat().st_size > 10_000 for name in ("report.html", "curves.png"))
     assert (tmp_path / "model-hf" / "model.safetensors").exists()
+
+
+def test_the_training_command_is_the_one_that_is_printed() -> None:
+    (shown,) = [block for _, block in BLOCKS if "--task masked_latent_semantic" in block]
+    model = ("--arch", "mlsm_modern_small", "--encoder-embed-dim", "256", "--attention-window", "0")
+    plan = TrainingPlan(455_697, BlockSettings(128, "none"), model=model, start="aux/checkpoint_last.pt", coverage=0.4)
+    printed = training_words("data-bin", "model", plan, user_dir="mlsm_plugin")
+    curves = ["--validate-interval-updates", "50", "--log-file", "train.log"]
+    assert shlex.split(shown.replace("\\\n", " ").splitlines()[0]) == [*printed, *curves]
 
 
 def test_every_number_that_is_made_smaller_is_on_the_page() -> None:

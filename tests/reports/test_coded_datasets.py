@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from mlsm_plugin.reports import coded_datasets
-from mlsm_plugin.reports.coded_datasets import find_codes, summarize_split
+from mlsm_plugin.reports.coded_datasets import find_codes, property_names, summarize_split
 from tests.conftest import failing_mlsm, mlsm
 from tests.tiny_models import MASKED_LM, TinyData, save_untrained
 
@@ -26,6 +26,16 @@ def test_summaries_are_over_the_first_tokens(coded: Path) -> None:
     expected = (dense[coded_rows] > 0).mean(axis=0)
     assert [summary.frequency for summary in whole] == pytest.approx(expected.tolist(), abs=0.02)
     assert [summary.frequency for summary in part] != [summary.frequency for summary in whole]
+
+
+def test_properties_are_named_by_words(coded: Path) -> None:
+    names = property_names(coded / "data-bin")
+    summaries, _ = summarize_split(coded / "data-bin", "train", coded / "data-bin", max_tokens=200_000)
+    assert [name.split(", ") for name in names if name] == [
+        [piece.replace("\u2581", "") for piece in summary.label] for summary in summaries if summary.label
+    ]
+    assert len(names) == len(summaries)
+    assert sum(map(bool, names)) > 4
 
 
 def test_fewer_tokens_are_read_without_a_progress_bar(coded: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,7 @@
 import logging
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -121,8 +121,7 @@ class UnknownTokens:
 
     def describe(self, where: str) -> str:
         """A phrase: the largest share, and the most frequent characters."""
-        ranked = sorted(self.characters.items(), key=lambda item: (-item[1], item[0]))[:NAMED_CHARACTERS]
-        named = ", ".join(f"{character!r} U+{ord(character):04X} ({count:,} times)" for character, count in ranked)
+        named = name_characters(self.characters)
         kind, share = max(self.shares.items(), key=lambda item: item[1])
         return f"{share:.2%} of the {kind} of {where} are unknown" + (
             f"; most frequent unknown characters: {named}" if named else ""
@@ -138,6 +137,14 @@ class UnknownTokens:
         """Warn if there are unknown tokens in the text ``where``."""
         if self.unknown:
             logger.warning(self.describe(where))
+
+
+def name_characters(counts: Mapping[str, int]) -> str:
+    """The most frequent characters of ``counts`` with how often they occur, and how many more there are."""
+    ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    named = [f"{character!r} U+{ord(character):04X} ({count:,} times)" for character, count in ranked]
+    more = [f"and {len(named) - NAMED_CHARACTERS:,} more"] if len(named) > NAMED_CHARACTERS else []
+    return ", ".join(named[:NAMED_CHARACTERS] + more)
 
 
 def warn_of_unknown_ids(where: str, unknown: int, tokens: int) -> None:

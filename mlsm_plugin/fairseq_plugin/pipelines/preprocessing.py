@@ -17,7 +17,7 @@ from mlsm_plugin.core.sparse_coding.coder import load_coder
 from mlsm_plugin.fairseq_plugin.coding.corpus_coding import Coded, learn_from_split, splits_encoder
 from mlsm_plugin.fairseq_plugin.pipelines.pretraining import KEPT_PERCENTAGES, block_flags, pretrain, separate_words
 from mlsm_plugin.fairseq_plugin.text.binarize import binarize
-from mlsm_plugin.fairseq_plugin.text.sentencepiece_training import TokenizerSettings, train_tokenizer
+from mlsm_plugin.fairseq_plugin.text.sentencepiece_training import TokenizerSettings, resumed_settings, train_tokenizer
 from mlsm_plugin.fairseq_plugin.text.text_tokenizer import tokenizer_inputs
 
 
@@ -61,7 +61,8 @@ def preprocess(
             tokenizer = settings.tokenizer
         elif settings.auxiliary:
             tokenizer = source_of(auxiliary).tokenizer_of(auxiliary) or tokenizer
-        yield from steps_to_data(splits, data_bin, tokenizer, None if has_tokenizer else new_tokenizer, workers)
+        learned = None if has_tokenizer else resumed_settings(new_tokenizer, record.settings_of("tokenizer"))
+        yield from steps_to_data(splits, data_bin, tokenizer, learned, workers)
         if not settings.auxiliary:
             training_flags = ["--seed", str(learning.seed), *block_flags(coding.blocks), *separate_words(flags)]
             yield _auxiliary_step(data_bin, Path(auxiliary), settings, list(keep_at), training_flags)
@@ -77,8 +78,8 @@ def preprocess(
             coded=coded,
         )
 
+    record = StepRecord(output / "steps.json")
     with only_writer(output):
-        record = StepRecord(output / "steps.json")
         for step in steps():
             record.run(step)
     return record

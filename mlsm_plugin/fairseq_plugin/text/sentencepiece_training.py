@@ -1,20 +1,25 @@
 """Train a SentencePiece tokenizer on a stream of text and write the fairseq dictionary next to it."""
 
 import io
+import logging
 import random
 import re
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import accumulate, islice
 from pathlib import Path
 
 import sentencepiece as spm
 
 from mlsm_plugin.core.files.atomic_files import PathLike, atomic_directory
+from mlsm_plugin.core.files.json_checks import JsonObject
 from mlsm_plugin.core.files.model_files import DICTIONARY_NAME, MODEL_NAME
-from mlsm_plugin.core.files.settings import check, option
+from mlsm_plugin.core.files.settings import check, identity, option
 from mlsm_plugin.core.masking.word_boundaries import SENTENCEPIECE_BEGIN
 from mlsm_plugin.core.text.text_files import MAX_LINE_BYTES, check_text, check_text_files, progress_bar, read_lines
+from mlsm_plugin.core.text.unknown_tokens import name_characters
 
 SPECIAL_PIECES = frozenset({"<unk>", "<s>", "</s>", "<pad>"})  # fairseq's Dictionary adds these itself
 
@@ -45,7 +50,13 @@ MODEL_TYPES = ("unigram", "bpe")
 FEWEST_SENTENCES = 101  # with which SentencePiece samples
 MOST_PIECES = 1 << 24
 COUNTED_SENTENCES = 100_000  # number of sampled sentences that the counts of dict.txt come from
+LEAST_COVERAGE = 0.98  # of the characters, that SentencePiece allows
+USUAL_COVERAGE = 0.9995  # where a script has too many characters for a piece each
+FORMER_COVERAGE = 0.9995  # the default of versions that gave rare letters no piece
+PIECES_PER_CHARACTER = 4  # characters may take a quarter of the pieces
+LINES_AT_ONCE = 1000  # whose characters are counted
 SEED = 1
+logger = logging.getLogger(__name__)
 THREADS = 8  # the same for any number of cores: the sums of EM, and thus the model, depend on it
 
 # SentencePiece skips a training sentence that contains NUL or U+2585 (its own placeholder). Its normalization keeps
@@ -67,8 +78,13 @@ class TokenizerSettings:
     vocab_size: int = option(least=1, most=MOST_PIECES, help="number of SentencePiece pieces")
     model_type: str = option("unigram", choices=MODEL_TYPES, help="how the pieces are learned")
     lowercase: bool = option(False, help="lower-case all text")
-    character_coverage: float = option(
-        0.9995, least=0.98, most=1, help="share of the text's characters that get a piece; the rest becomes <unk>"
+    character_coverage: float | None = option(
+        None,
+        least=LEAST_COVERAGE,
+        most=1,
+        help="share of the text's characters that get a piece; the rest becomes <unk> and is listed (default: all "
+        "characters, if a quarter of the pieces is enough for them; else the most frequent ones, 0.9995 of the text "
+        "or more, and all of ASCII)",
     )
     max_sentences: int = option(
         2_000_000,
@@ -94,6 +110,15 @@ class TokenizerSettings:
         return "nmt_nfkc_cf" if self.lowercase else "nmt_nfkc"
 
 
+def resumed_settings(settings: TokenizerSettings, recorded: JsonObject) -> TokenizerSettings:
+    """The settings of a tokenizer in a folder whose record has ``recorded``, which an earlier version may have written.
+
+    Its default was a coverage of 0.9995; the folder keeps it if nothing else differs.
+    """
+    former = replace(settings, character_coverage=FORMER_COVERAGE)
+    return former if settings.character_coverage is None and identity(former) == recorded else settings
+
+
 @dataclass(frozen=True)
 class TokenizerFigures:
     """The result of ``train_tokenizer``."""
@@ -104,6 +129,7 @@ class TokenizerFigures:
     dictionary_symbols: int  # length of fairseq's ``Dictionary`` after loading (a task adds ``<mask>``)
     sentences: int  # lines with text that were read
     sampled_sentences: int  # those that the pieces were learned from
+    unknown_characters: dict[str, int]  # of the text, that got no piece, and how often they occur
 
 
 class TrainingText:
@@ -145,14 +171,44 @@ def clean_sentence(line: str) -> str:
     return LESS_THAN.sub("< ", NOT_IN_PIECES.sub(" ", line)).strip()
 
 
+def count_characters(
+    paths: Sequence[PathLike], normalization: str, report: Callable[[int], object] | None = None
+) -> Counter[str]:
+    """How often each character that is no whitespace occurs in the sentences, normalized by these rules.
+
+    ``report``, and what raises ValueError or OSError, are as in :func:`.read_lines`.
+    """
+    normalizer = spm.SentencePieceNormalizer(rule_name=normalization, add_dummy_prefix=False)
+    sentences = (clean_sentence(line) for path in paths for line in read_lines(path, report))
+    counts: Counter[str] = Counter()
+    while batch := list(islice(sentences, LINES_AT_ONCE)):
+        counts.update("".join(normalizer.normalize(batch)))
+    return Counter({c: count for c, count in counts.items() if c != SENTENCEPIECE_BEGIN and not c.isspace()})
+
+
+def characters_with_a_piece(counts: Mapping[str, int], vocab_size: int) -> list[str]:
+    """The characters that get a piece where no share of them is asked for.
+
+    All of them if they fill at most a quarter of the vocabulary, as the letters, digits and punctuation of an alphabet
+    do. Else the most frequent ones: a quarter, or as many as cover 99.95 % of the text if that is more, and those of
+    ASCII.
+    """
+    ranked = sorted(counts, key=lambda character: (-counts[character], character))
+    covered = list(accumulate(counts[character] for character in ranked))
+    covering = bisect_left(covered, USUAL_COVERAGE * sum(counts.values())) + 1
+    frequent = max(vocab_size // PIECES_PER_CHARACTER, covering)
+    return ranked[:frequent] + [character for character in ranked[frequent:] if "!" <= character <= "~"]
+
+
 def train_tokenizer(
     inputs: Sequence[PathLike], output: PathLike, settings: TokenizerSettings, *, verbose: bool = False
 ) -> TokenizerFigures:
     """Train SentencePiece on text files; write ``sentencepiece.bpe.model`` and ``dict.txt``.
 
-    The text is streamed and sampled: memory depends on ``max_sentences`` only. The same input and settings give the
-    same files. The model itself normalizes text with NFKC, and with ``lowercase`` also folds case. The inputs are
-    UTF-8, plain or compressed, with one sentence per line; after a failure the folder is unchanged.
+    The text is read twice, streamed and sampled: memory depends on ``max_sentences`` only. The same input and settings
+    give the same files. The model itself normalizes text with NFKC, and with ``lowercase`` also folds case. The inputs
+    are UTF-8, plain or compressed, with one sentence per line; after a failure the folder is unchanged. A warning lists
+    the characters of the text that get no piece.
 
     Raises:
         ValueError: an option or an input is invalid, such as a vocabulary larger than the text allows.
@@ -161,11 +217,21 @@ def train_tokenizer(
     if Path(output).exists() and not Path(output).is_dir():
         raise ValueError(f"{output} exists and is not a folder; choose another name")
     total = check_text_files(inputs)
-    with progress_bar("tokenizer", total) as bar:
+    with progress_bar("tokenizer", 2 * total) as bar:
+        characters = count_characters(inputs, settings.normalization, bar.update)
+        for symbol in settings.user_symbols:  # a piece already
+            characters.pop(symbol, None)
         text = TrainingText(inputs, bar.update)
-        model = _train(text, settings, verbose=verbose)
+        model = _train(text, characters, settings, verbose=verbose)
     processor = spm.SentencePieceProcessor()
     processor.load_from_serialized_proto(model)
+    unknown = {c: count for c, count in characters.items() if processor.piece_to_id(c) == processor.unk_id()}
+    if unknown:
+        share = sum(unknown.values()) / characters.total()
+        logger.warning(
+            f"{len(unknown):,} different characters, {share:.3%} of the text, get no piece and become <unk>: "
+            + name_characters(unknown)
+        )
     counts = Counter(piece for sentence in text.sample for piece in processor.encode(sentence, out_type=int))
     dictionary = dictionary_text(processor, {processor.id_to_piece(piece): count for piece, count in counts.items()})
     with atomic_directory(output) as folder:
@@ -178,6 +244,7 @@ def train_tokenizer(
         dictionary_symbols=dictionary.count("\n") + 4,
         sentences=text.sentences,
         sampled_sentences=min(text.sentences, settings.max_sentences),
+        unknown_characters=unknown,
     )
 
 
@@ -195,9 +262,17 @@ def check_user_symbols(symbols: Sequence[str], normalization: str) -> None:
             raise ValueError(f"user_symbols {symbol!r} cannot be a piece: {USER_SYMBOLS}")
 
 
-def _train(text: TrainingText, settings: TokenizerSettings, *, verbose: bool) -> bytes:
-    """The model of SentencePiece; its failures become a ``ValueError`` that says what to change."""
+def _train(text: TrainingText, counts: Mapping[str, int], settings: TokenizerSettings, *, verbose: bool) -> bytes:
+    """The model of SentencePiece for text with these characters.
+
+    SentencePiece's failures become a ``ValueError`` that says what to change.
+    """
     model = io.BytesIO()
+    required = "<"  # gets its own piece at any coverage: unknown text can never look like "<mask>" either
+    coverage = settings.character_coverage
+    if coverage is None:
+        required += "".join(characters_with_a_piece(counts, settings.vocab_size))
+        coverage = LEAST_COVERAGE  # of the sampled sentences; less than is required
     spm.set_random_generator_seed(SEED)
     try:
         spm.SentencePieceTrainer.train(
@@ -206,8 +281,7 @@ def _train(text: TrainingText, settings: TokenizerSettings, *, verbose: bool) ->
             shuffle_input_sentence=True,
             max_sentence_length=2 * MAX_LINE_BYTES,  # SentencePiece would skip sentences above 4 KiB
             num_threads=THREADS,
-            # "<" gets its own piece at any coverage: unknown text can never look like "<mask>" either.
-            required_chars="<",
+            required_chars=required,
             unk_id=0,
             bos_id=1,
             eos_id=2,
@@ -216,7 +290,7 @@ def _train(text: TrainingText, settings: TokenizerSettings, *, verbose: bool) ->
             model_type=settings.model_type,
             normalization_rule_name=settings.normalization,
             user_defined_symbols=settings.user_symbols,
-            character_coverage=settings.character_coverage,
+            character_coverage=coverage,
             input_sentence_size=settings.max_sentences,
             minloglevel=0 if verbose else 2,
         )
@@ -229,7 +303,10 @@ def _train(text: TrainingText, settings: TokenizerSettings, *, verbose: bool) ->
 
 def _explain(message: str, vocab_size: int) -> str:
     if match := re.search(r"too high \(\d+\).*<= (\d+)", message, re.DOTALL):
-        return f"the text does not allow a vocabulary of {vocab_size} pieces; the largest possible size is {match[1]}"
+        return (
+            f"the text is too short for a vocabulary of {vocab_size} pieces; the largest possible size is {match[1]}: "
+            "pass it, or a smaller one, or more text"
+        )
     if match := re.search(r"required_chars\. (\d+) vs (\d+)", message):
         return (
             f"a vocabulary of {vocab_size} pieces cannot hold the characters of the text; the smallest possible size "

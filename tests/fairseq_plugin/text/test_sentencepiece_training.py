@@ -161,6 +161,80 @@ def test_what_cannot_be_a_user_symbol_is_named(corpus, tmp_path, capsys, symbols
     assert not (tmp_path / "tok").exists()
 
 
+IDEOGRAPHS = "".join(chr(0x4E00 + number) for number in range(600))
+RARE = {
+    "english": ("A model reads the text and learns what its words mean, line by line. ", "QZXYJ?!$&/%*+;5679\u00e9"),
+    "german": ("Die Wörter über der Straße sind für größere Modelle schön lang. ", "QXYÖÜẞß?!;5679é„“"),
+    "code": ("if name in values: return values[name].items() # of all the rest\n", "QZ~^$@&|%\\{}<>!?;'\"+*/5679"),
+    "chinese": ("他是人口的天，我们在学习新的语言。模型读一行一行的文字！", "QZxyj?!$&/%5679@~"),
+}
+
+
+@pytest.mark.parametrize("model_type", ["unigram", "bpe"])
+@pytest.mark.parametrize("kind", RARE)
+def test_letters_digits_and_punctuation_are_never_unknown(tmp_path, caplog, kind, model_type):
+    """Each rare one stands once in 100,000 characters; a coverage of 0.9995 makes them unknown."""
+    sentence, rare = RARE[kind]
+    generator = random.Random(0)
+    words = ["".join(generator.choices(sentence.replace(" ", ""), k=4)) for _ in range(500)]
+    lines = [" ".join(generator.choices(words, k=10)) for _ in range(2000)]
+    path = tmp_path / "text.txt"
+    path.write_text("\n".join([*lines, *rare]), encoding="utf-8")
+    for coverage in (None, 0.9995):
+        settings = TokenizerSettings(300, model_type=model_type, character_coverage=coverage)
+        figures = train_tokenizer([path], tmp_path / "tok", settings)
+        processor, _ = load(tmp_path / "tok")
+        unknown = {character for character in rare if 0 in processor.encode(character)}
+        assert set(figures.unknown_characters) == unknown
+        assert not unknown if coverage is None else len(unknown) > 5
+    named = "different characters, 0.0\\d\\d% of the text, get no piece and become <unk>: '.+' U.00.. \\(1 times\\), "
+    (warning,) = caplog.messages
+    assert re.match(rf"{len(unknown)} {named}", warning)
+    assert warning.endswith(f", and {len(unknown) - 10} more") == (len(unknown) > 10)
+
+
+def test_a_script_of_many_characters_keeps_the_frequent_ones_and_all_of_ascii(tmp_path, caplog):
+    """600 ideographs in 400 pieces: a quarter of the pieces, and 99.95 % of the text, are for the frequent ones."""
+    frequent, rare = IDEOGRAPHS[:40], IDEOGRAPHS[40:]
+    path = tmp_path / "text.txt"
+    lines = [frequent[start:] + frequent[:start] for start in range(40)] * 200
+    path.write_text("\n".join([*lines, rare, "Q", "~"]), encoding="utf-8")
+    figures = train_tokenizer([path], tmp_path / "tok", TokenizerSettings(460))
+    processor, _ = load(tmp_path / "tok")
+    assert all(0 not in processor.encode(character) for character in f"{frequent}Q~<")
+    assert len(figures.unknown_characters) > 100
+    assert set(figures.unknown_characters) < set(rare)
+    assert caplog.messages[0].startswith(f"{len(figures.unknown_characters)} different characters, ")
+
+
+@given(
+    counts=st.dictionaries(st.characters(min_codepoint=33), st.integers(1, 5000), min_size=1), size=st.integers(1, 400)
+)
+def test_characters_with_a_piece(counts, size):
+    kept = sentencepiece_training.characters_with_a_piece(counts, size)
+    assert len(set(kept)) == len(kept)
+    assert len(kept) >= min(len(counts), size // 4)
+    assert sum(counts[character] for character in kept) >= 0.9995 * sum(counts.values())
+    assert {character for character in counts if "!" <= character <= "~"} <= set(kept)
+
+
+def test_a_folder_of_an_earlier_version_keeps_its_coverage():
+    former = {
+        "vocab_size": 300,
+        "model_type": "unigram",
+        "lowercase": False,
+        "character_coverage": 0.9995,
+        "max_sentences": 2_000_000,
+        "user_symbols": [],
+        "keep_characters": None,
+    }
+    resumed = sentencepiece_training.resumed_settings
+    assert resumed(TokenizerSettings(300), former) == TokenizerSettings(300, character_coverage=0.9995)
+    for other in (TokenizerSettings(301), TokenizerSettings(300, character_coverage=1.0)):
+        assert resumed(other, former) == other
+    assert resumed(TokenizerSettings(300), {}) == TokenizerSettings(300)
+
+
 def test_lowercase(corpus, tmp_path):
     train_tokenizer(corpus.valid, tmp_path / "tok", TokenizerSettings(200, lowercase=True))
     processor, _ = load(tmp_path / "tok")
@@ -189,7 +263,8 @@ def test_too_large_a_vocabulary_names_the_largest_that_works(corpus, tmp_path, c
     assert main([*command, "900000"]) == 1
     error = capsys.readouterr().err
     match = re.fullmatch(
-        r"mlsm: error: the text does not allow a vocabulary of 900000 pieces; the largest possible size is (\d+)\n",
+        r"mlsm: error: the text is too short for a vocabulary of 900000 pieces; the largest possible size is (\d+): "
+        r"pass it, or a smaller one, or more text\n",
         error,
     )
     assert match, error
