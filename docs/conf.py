@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from reference_pages import MODULES, plain, reference_pages, texts_of_fields
 
 project, release, html_title = "mlsm_plugin", __version__, f"mlsm_plugin {__version__}"
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
 root_doc, nitpicky, highlight_language, myst_heading_anchors = "README", True, "none", 4
 include_patterns = ["*.md", "docs/**", "examples/*/README.md", "research/README.md"]
 exclude_patterns = ["**/.*", "build", "demo", "mlsm_plugin", "scripts", "tests"]  # not searched for pages
@@ -74,7 +74,7 @@ def add_contents(app: Sphinx, page: str, source: list[str]) -> None:
         contents = {"Commands": ["reference/mlsm-*"]}
     elif page == root_doc:
         index = Path(app.srcdir, "docs/README.md").read_text(encoding="utf-8")
-        listed = [f"docs/{name}" for name in re.findall(r"^\| \[\S+\]\((\S+)\.md\)", index, flags=re.M)]
+        listed = [f"docs/{name}" for name in re.findall(r"^\| \[[^]]+\]\((\S+)\.md\)", index, flags=re.M)]
         research = [name for name in listed if "/research/" in name]
         contents = {
             "Guides": ["docs/README", *(name for name in listed if name not in research)],
