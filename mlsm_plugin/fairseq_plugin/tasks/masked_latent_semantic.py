@@ -163,7 +163,7 @@ class MaskedLatentSemanticTask(BaseMaskedLMTask):
         self.set_batches(split, samples, inputs, targets, codes=codes)
 
     def _check_coded(self, split: str, codes: MaskedCodesDataset) -> None:
-        """Warn if many masked tokens have no code, which the latent loss skips; ValueError if nearly all have no code."""
+        """Warn if many masked tokens have no code (the latent loss skips them); ValueError if nearly all have none."""
         rows = (codes[index] for index in samples_to_look_at(len(codes)))
         counts = ((codes.collater([of_sample])["number"], len(of_sample)) for of_sample in rows)
         check_usable_share(f"masked tokens of {split} have a code", counts, remedy=FEW_CODES)
