@@ -1,4 +1,4 @@
-"""The branches of a submission in a repository of the Hugging Face hub."""
+"""Push the branches of a submission to a repository of the Hugging Face hub."""
 
 import hashlib
 import re
@@ -12,9 +12,9 @@ from mlsm_plugin.core.files.hf_files import first_line
 
 
 def push(run: Path, repository: str, *, private: bool = False, dry_run: bool = False) -> Iterator[str]:
-    """Push each checkpoint of a run to the branch of its name, and the last one to ``main``; yields a line for each.
+    """Push each checkpoint of a run to a branch of its name, and the last one to ``main``; yields a line for each.
 
-    A branch that already has these files is skipped: a stopped push resumes. ``dry_run`` does not contact the hub.
+    A branch that already has these files is skipped, so a stopped push resumes. ``dry_run`` does not contact the hub.
     ValueError if the name of the repository has a dot, a folder is missing, or the hub returns an error.
     """
     if not re.fullmatch(r"[\w-]+/[\w-]+", repository):
@@ -33,7 +33,7 @@ def push(run: Path, repository: str, *, private: bool = False, dry_run: bool = F
         yield from _push(folders, repository, private)
     except ImportError as error:
         raise ValueError(f"a push needs {error.name}: pip install 'mlsm_plugin[hf]'") from None
-    except OSError as error:  # those of the hub are, too
+    except OSError as error:  # errors of the hub are OSErrors, too
         raise ValueError(f"{repository} cannot be written: {first_line(error)}; run the same command again") from error
 
 
@@ -61,6 +61,6 @@ def _files(folder: Path) -> dict[str, Path]:
 
 
 def _git_blob(file: Path) -> str:
-    """The name that git gives to the content of a file (SHA-1)."""
+    """Git's hash of the content of a file (SHA-1)."""
     content = file.read_bytes()
     return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
