@@ -18,7 +18,7 @@ ANCHORS = ("all", "unmasked", "masked")
 
 @dataclass(frozen=True)
 class Contrast:
-    """Which tokens of a batch are compared with which; ValueError if a value is out of range."""
+    """Which tokens of a batch are compared with each other; ValueError if a value is out of range."""
 
     positive_window: int = 5  # W; a positive is less than W tokens from its anchor
     negatives: int = 50  # K; number of tokens of other sequences to compare each anchor with

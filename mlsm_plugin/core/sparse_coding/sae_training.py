@@ -176,7 +176,7 @@ class SaeTrainer:
         return trainer
 
     def state(self) -> dict[str, Tensor]:
-        """Everything, besides the settings and the rows, that the rest of the training depends on."""
+        """The state that the rest of the training depends on, besides the settings and the rows."""
         counts = {"updates": self.updates, "seen": self.seen}
         numbers = {"variance": self.variance, "threshold": self.threshold}
         state = {name: torch.tensor(value) for name, value in counts.items()}

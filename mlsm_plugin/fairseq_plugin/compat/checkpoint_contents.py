@@ -274,7 +274,7 @@ def _is_literal(text: str) -> bool:
 
 
 def _check_sizes(options: Options, weights: dict[str, torch.Tensor]) -> None:
-    """Check, before memory for a model is allocated, that the options ask for nothing larger than the weights."""
+    """Check that the options ask for nothing larger than the weights, before memory for a model is allocated."""
     largest = max((size for weight in weights.values() for size in weight.shape), default=0)
     limits = {
         "_layers": len(weights),

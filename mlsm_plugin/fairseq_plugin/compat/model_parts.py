@@ -89,7 +89,7 @@ def token_embeddings(encoder: TransformerEncoder) -> nn.Embedding:
 
 
 def position_embeddings(encoder: TransformerEncoder) -> nn.Embedding | None:
-    """The position embeddings, of which the first ``padding id + 1`` are unused; None if the model has none."""
+    """The position embeddings; the first ``padding id + 1`` rows are unused. None if the model has none."""
     return encoder.embed_positions
 
 
