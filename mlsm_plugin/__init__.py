@@ -1,8 +1,8 @@
 """Masked-language-model pre-training beyond token identity, as a fairseq plugin.
 
 Importing this package registers its tasks, criterions and models with fairseq
-(``fairseq-train --user-dir mlsm_plugin`` does exactly that). Where fairseq is missing, it registers nothing; what works
-with Hugging Face alone (:mod:`mlsm_plugin.huggingface`, ``losses``, ``sparse_coding``) can be imported.
+(``fairseq-train --user-dir mlsm_plugin`` does exactly that). Without fairseq, it registers nothing, and the modules
+that only need Hugging Face (:mod:`mlsm_plugin.huggingface`, ``losses``, ``sparse_coding``) can still be imported.
 """
 
 import logging as _logging
@@ -18,12 +18,12 @@ _end_with_parent()
 
 # on import, fairseq logs that an optional package of its text-to-speech task is missing
 _logging.getLogger("fairseq.tasks.text_to_speech").setLevel(_logging.WARNING)
-# and it calls what torch 2.14 warns of
+# fairseq also calls functions that torch 2.14 warns of
 _warnings.filterwarnings("ignore", r"`torch\.jit\.\w+` is deprecated", FutureWarning)
 
 
 def register() -> None:
-    """Register everything with fairseq; without a fairseq that works, do nothing (idempotent).
+    """Register everything with fairseq; do nothing without a working fairseq (idempotent).
 
     Raises:
         ImportError: fairseq was imported, and another one is installed over it.

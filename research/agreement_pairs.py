@@ -13,11 +13,11 @@ Writes JSON lines in BLiMP's format, for ``mlsm evaluate pairs``:
   ``he``, ``she``, ``it``, ``we`` or ``they`` that begins a clause.
 - ``exchanged.jsonl``: two different neighbouring words inside a sentence are exchanged.
 
-A word counts as a noun in the singular or the plural if the texts have both forms of it: the plural ends in ``s``, and
-each form stands right after determiners of its number, and at most a fiftieth as often after those of the other number.
-Determiners of one: ``a``, ``an``, ``this``, ``every``, ``each``. Of many: ``these``, ``those``, ``many``, ``several``,
-``few``, ``both``. With ``--count`` these words are counted in other texts too, from which no pairs are made. Every pair
-is of another sentence.
+A word counts as a singular or plural noun if the texts have both forms. The plural ends in ``s``. Each form occurs
+right after determiners of its number, and at most a fiftieth as often after determiners of the other number. Singular
+determiners: ``a``, ``an``, ``this``, ``every``, ``each``; plural: ``these``, ``those``, ``many``, ``several``, ``few``,
+``both``. ``--count`` names more texts in which these words are counted, but from which no pairs are made. Every pair
+comes from a different sentence.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ DETERMINERS = ("the", "a", "an", "this", "these", "those", "his", "her", "its", 
 OPENERS = (",", ";", ":", "and", "but", "or", "that", "when", "if", "because", "while", "as", "although", "where")
 WORDS = re.compile(r"\w+(?:['’]\w+)*|[^\w\s]")
 FEWEST_WORDS, MOST_WORDS = 5, 40
-SELDOM = 50  # one in so many is an exception
+SELDOM = 50  # one exception in this many is allowed
 
 
 def words_of(sentence: str) -> list[re.Match[str]]:
-    """The words and marks of a sentence, with their places."""
+    """The words and punctuation marks of a sentence, with their positions."""
     return list(WORDS.finditer(sentence))
 
 
 def noun_numbers(sentences: Sequence[str]) -> dict[str, int]:
-    """1 for nouns in the singular, 2 for those in the plural; see the module's docstring."""
+    """The number of each noun: 1 for singular, 2 for plural; see the module's docstring."""
     after: dict[int, Counter[str]] = {1: Counter(), 2: Counter()}
     for sentence in sentences:
         words = [word.group().lower() for word in words_of(sentence)]
@@ -62,25 +62,25 @@ def noun_numbers(sentences: Sequence[str]) -> dict[str, int]:
             number = 1 if before in OF_ONE else 2 if before in OF_MANY else None
             if number is not None and word.isalpha():
                 after[number][word] += 1
-    found: dict[str, int] = {}
+    nouns: dict[str, int] = {}
     for plural in after[2]:
         for singular in singulars(plural):
-            of_one, of_many = after[1][singular], after[2][plural]
-            if of_one and SELDOM * after[2][singular] <= of_one and SELDOM * after[1][plural] <= of_many:
-                found |= {singular: 1, plural: 2}
-    return found
+            singles, plurals = after[1][singular], after[2][plural]
+            if singles and SELDOM * after[2][singular] <= singles and SELDOM * after[1][plural] <= plurals:
+                nouns |= {singular: 1, plural: 2}
+    return nouns
 
 
 def singulars(plural: str) -> list[str]:
-    """Words that ``plural`` may be the plural of."""
+    """The possible singular forms of ``plural``."""
     if len(plural) < 4 or not plural.endswith("s") or plural.endswith("ss"):
         return []
-    found = [plural[:-1]]
+    candidates = [plural[:-1]]
     if plural.endswith("ies"):
-        found.append(f"{plural[:-3]}y")
+        candidates.append(f"{plural[:-3]}y")
     elif plural.endswith("es"):
-        found.append(plural[:-2])
-    return found
+        candidates.append(plural[:-2])
+    return candidates
 
 
 def changed_number(sentence: str, numbers: dict[str, int]) -> Iterator[tuple[str, str]]:
@@ -97,19 +97,19 @@ def changed_number(sentence: str, numbers: dict[str, int]) -> Iterator[tuple[str
         if PRONOUNS.get(lower[place - 1]) == number and (place == 1 or lower[place - 2] in OPENERS):
             yield "pronoun", replaced(sentence, words[place], VERBS[word])
             continue
-        of_noun = place >= 2 and lower[place - 2] in DETERMINERS and numbers.get(lower[place - 1]) == number
-        if of_noun and (place == 2 or lower[place - 3] in OPENERS):
+        follows_noun = place >= 2 and lower[place - 2] in DETERMINERS and numbers.get(lower[place - 1]) == number
+        if follows_noun and (place == 2 or lower[place - 3] in OPENERS):
             yield "verb", replaced(sentence, words[place], VERBS[word])
 
 
 def replaced(sentence: str, word: re.Match[str], other: str) -> str:
-    """The sentence with another word in a place, with the same capital."""
+    """The sentence with ``other`` in the place of ``word``, capitalized alike."""
     other = other.capitalize() if word.group()[0].isupper() else other
     return sentence[: word.start()] + other + sentence[word.end() :]
 
 
 def exchanged(sentence: str, rng: random.Random) -> str | None:
-    """The sentence with two neighbouring words exchanged, not the first one; None: there are no such words."""
+    """The sentence with two neighbouring words exchanged, but not the first word; None if there are no such words."""
     words = words_of(sentence)
     places = [
         place
@@ -131,12 +131,12 @@ def make_pairs(
 
     Args:
         sentences: of the text.
-        numbers: those of nouns.
-        number: pairs in a file, at most.
-        seed: of the choice.
+        numbers: the number of each noun.
+        number: the maximum number of pairs in a file.
+        seed: for the choice of sentences and places.
     """
     rng = random.Random(seed)
-    usable = [one for one in dict.fromkeys(sentences) if FEWEST_WORDS <= len(words_of(one)) <= MOST_WORDS]
+    usable = [text for text in dict.fromkeys(sentences) if FEWEST_WORDS <= len(words_of(text)) <= MOST_WORDS]
     rng.shuffle(usable)
     agreement, swaps = [], []
     for sentence in usable:
@@ -169,9 +169,9 @@ def main() -> int:
         sentences, others = lines_of(args.texts), lines_of(args.count)
     except (OSError, UnicodeDecodeError) as error:
         parser.error(f"a text cannot be read as UTF-8: {error}")
-    found = make_pairs(sentences, noun_numbers([*sentences, *others]), args.number, args.seed)
+    pairs_of_files = make_pairs(sentences, noun_numbers([*sentences, *others]), args.number, args.seed)
     args.output.mkdir(parents=True, exist_ok=True)
-    for name, pairs in found.items():
+    for name, pairs in pairs_of_files.items():
         with atomic_open(args.output / f"{name}.jsonl", "w") as file:
             file.writelines(f"{json.dumps(pair, ensure_ascii=False)}\n" for pair in pairs)
         print(f"{args.output / name}.jsonl: {len(pairs)} pairs")

@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
-"""Adapt a Hugging Face model to a text with MLM, MLSM + MLM and TACO at equal time, and compare what comes out.
+"""Adapt a Hugging Face model to a text with MLM, MLSM + MLM and TACO at equal time, and compare the results.
 
     python research/compare_adaptation.py MODEL --text reviews.txt --valid held_out.txt \
         --train sst2/train.tsv --test sst2/dev.tsv --output DIR [--minutes 10] [--seeds 1 2]
 
-Each objective gets ``--minutes`` of the machine. What comes before its training (dictionary, codes) is timed in
-its first run and taken off; how many updates fit into the rest follows from the seconds that an update takes in short
-runs of all objectives, which take turns and have the machine to themselves. Measured before and after:
+Each objective gets ``--minutes`` on the machine. The preparation (dictionary, codes) is timed in its first run and
+subtracted. The number of updates follows from the seconds of an update in short runs of all objectives, which run one
+after the other. Measured before and after:
 
-- MLM loss on the held-out text, with the same masks for all models, in bits a token;
-- accuracy on labelled sentences: fine-tuned on the first ``--labelled`` lines, and by a linear probe on the frozen
-  means of the last hidden states.
+- MLM loss on the held-out text, with the same masks for all models, in bits per token;
+- accuracy on labelled sentences: after fine-tuning on the first ``--labelled`` lines, and of a linear probe on the
+  frozen means of the last hidden states.
 
 Each figure is a mean over the seeds of the adaptation.
 
@@ -63,21 +63,21 @@ POSITIVE = (
 
 
 class Comparison:
-    """The parts of the comparison; each is kept in a JSON file and not repeated."""
+    """The parts of the comparison; the result of each is kept in a JSON file, and not computed again."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.args, self.output = args, Path(args.output)
         self.device = default_device(None)
 
     def once(self, name: str, compute: Any) -> Any:
-        """The content of ``name.json``, which ``compute`` makes if it is not there."""
+        """The content of ``name.json``; if the file does not exist, ``compute`` computes it."""
         path = self.output / f"{name}.json"
         if not path.exists():
             write_json(path, compute())
         return read_json(path)
 
     def adapt(self, objective: str, seed: int, updates: int, folder: Path) -> tuple[float, float]:
-        """Run ``mlsm adapt``; returns its seconds, and those of the training in it."""
+        """Run ``mlsm adapt``; returns its seconds, and the seconds of its training."""
         args = self.args
         words = ["adapt", args.model, "--text", args.text, "--valid", args.valid, "--objective", objective]
         words += ["--output", folder, "--updates", updates, "--seed", seed, "--max-length", args.max_length]
@@ -96,20 +96,20 @@ class Comparison:
         return time.perf_counter() - start, seconds
 
     def speeds(self) -> dict[str, dict[str, float]]:
-        """For each objective the seconds of an update, and of what comes before the first one."""
+        """For each objective, the seconds of an update, and of the preparation before the first update."""
         few, many = self.args.timing_updates
         folder = self.output / "timing"
-        if folder.exists():  # of a stopped command: a run that resumes, or is finished, takes no time
+        if folder.exists():  # from a stopped command; a resumed or finished run would take no time
             shutil.rmtree(folder)
-        found: dict[str, dict[str, float]] = {}
+        measured: dict[str, dict[str, float]] = {}
         for objective in self.args.objectives:
             runs = [self.adapt(objective, 1, updates, folder / f"{objective}-{updates}") for updates in (few, many)]
             update = (runs[1][1] - runs[0][1]) / (many - few)
-            if update <= 0:  # on a busy machine, of a few updates: what comes beside them is counted, too
+            if update <= 0:  # few updates on a busy machine: then count everything else in the run, too
                 update = runs[1][1] / many
-            found[objective] = {"update": update, "start": runs[1][0] - many * update}
-        plain = min(times["start"] for times in found.values())
-        return {name: {**times, "extra": times["start"] - plain} for name, times in found.items()}
+            measured[objective] = {"update": update, "start": runs[1][0] - many * update}
+        plain = min(times["start"] for times in measured.values())
+        return {name: {**times, "extra": times["start"] - plain} for name, times in measured.items()}
 
     def run(self) -> dict[str, Any]:
         """All figures."""
@@ -131,8 +131,8 @@ class Comparison:
             self.adapt(objective, seed, updates, folder)
             return self.measure(folder / "model", seed)
 
-        found: dict[str, float] = self.once(folder.name, compute)
-        return found
+        figures: dict[str, float] = self.once(folder.name, compute)
+        return figures
 
     def measure(self, model: Path, seed: int) -> dict[str, float]:
         """MLM loss in bits, and accuracies in %."""
@@ -196,12 +196,12 @@ class Comparison:
                 torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
                 optimizer.step(), schedule.step(), optimizer.zero_grad()
         network.eval()
-        found = []
+        predictions = []
         with torch.no_grad():
             for batch in _batches(test):
                 inputs = _inputs(tokenizer, batch, self.args.max_length).to(self.device)
-                found.append(network(**inputs).logits.argmax(dim=1).cpu())
-        return 100 * float((torch.cat(found) == _targets(test, labels)).double().mean())
+                predictions.append(network(**inputs).logits.argmax(dim=1).cpu())
+        return 100 * float((torch.cat(predictions) == _targets(test, labels)).double().mean())
 
 
 def _first(texts: LabelledTexts, number: int) -> LabelledTexts:
@@ -266,10 +266,10 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def check(args: argparse.Namespace) -> None:
-    """Check the options and what will be measured on, before hours of training and not after.
+    """Check the options and the evaluation data before hours of training, not after.
 
     Raises:
-        ValueError: something is wrong.
+        ValueError: an option or the data is wrong.
         OSError: a file cannot be read.
     """
     check_positive(args, *POSITIVE)
@@ -283,10 +283,10 @@ def check(args: argparse.Namespace) -> None:
 
 
 def planned_folder(args: argparse.Namespace) -> PlannedFolder:
-    """The folder of a comparison: its settings and inputs stay, and a later command may add seeds.
+    """The folder of a comparison, with fixed settings and inputs; a later command may add seeds.
 
     Raises:
-        ValueError: the model is not one of Hugging Face.
+        ValueError: the model is not a Hugging Face model.
         OSError: a file cannot be read.
     """
     model = hf_folder(args.model, weights=True)
@@ -302,7 +302,7 @@ def planned_folder(args: argparse.Namespace) -> PlannedFolder:
 
 
 def main() -> int:
-    """Run what is missing, and write the table."""
+    """Run the missing parts, and write the table."""
     args = parse_arguments()
     logging.set_verbosity_error()
     try:

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Pre-train with each objective at equal total cost, with controls and several seeds, and compare.
 
-Writes ``comparison.json``, ``comparison.md`` and ``comparison.png`` to --output, anew after each run. Run the same
-command again to resume after a stop; a later one may add rows, seeds, tasks and pairs, and names the earlier ones, too,
-since the files have what the last command names. docs/research/comparison.md explains the protocol.
+Writes ``comparison.json``, ``comparison.md`` and ``comparison.png`` to --output after each run. To resume, run the same
+command again. A later command may add rows, seeds, tasks and pairs; it must also name the earlier ones, since the files
+contain only what the last command names. docs/research/comparison.md explains the protocol.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ ADVICE = "Give another --output, or the settings that it was begun with"
 
 
 class Comparison:
-    """The runs of one comparison, and what is read from them."""
+    """The runs of one comparison, and the figures read from them."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.args, self.output = args, args.output
@@ -54,7 +54,7 @@ class Comparison:
         self.model = ["--arch", args.arch, "--max-positions", 2 * args.tokens_per_sample]
         self.seconds: dict[str, float] = {}  # of an update of each row
         self.rates: dict[str, float] = {}
-        self.searched: dict[str, dict[str, float]] = {}  # the last loss of the short run with each rate
+        self.searched: dict[str, dict[str, float]] = {}  # last loss of the short run with each rate
         self.codes = Codes(args, self.commands, self.data_bin)
 
     # what all rows share
@@ -74,7 +74,7 @@ class Comparison:
         self.commands.run("binarize", words, inputs=texts)
 
     def make_codes(self) -> None:
-        """Train the auxiliary model, and make its dictionaries and codes, and those of the controls."""
+        """Train the auxiliary model, and make its dictionaries and codes, and the codes of the controls."""
         args = self.args
         if not self.needs_auxiliary:
             return
@@ -95,12 +95,12 @@ class Comparison:
 
     @property
     def stored(self) -> set[str]:
-        """The coders whose codes of all tokens a row reads, or a control changes."""
+        """The coders for which all tokens are coded, since a row reads these codes or a control changes them."""
         changed = self.kinds & set(CONTROLS) - {RANDOM}
         return (self.kinds & {"lasso"}) | ({self.args.coder} if changed or not self.online else set())
 
     def codes_online(self, row: Row) -> bool:
-        """Whether a row's codes are made while it trains; those of a lasso never are."""
+        """Whether a row's codes are made while it trains; the codes of a lasso never are."""
         return self.online and row.codes != "lasso"
 
     def coder_of(self, row: Row) -> str:
@@ -109,7 +109,7 @@ class Comparison:
 
     @property
     def needs_auxiliary(self) -> bool:
-        """Whether a row has the codes of an auxiliary model, or their cost: ``self`` has that of the store."""
+        """Whether a row uses an auxiliary model's codes, or their cost, as ``self`` does with a store."""
         return bool(self.kinds - ({SELF} if self.online else set()))
 
     @property
@@ -119,7 +119,7 @@ class Comparison:
 
     @property
     def auxiliary_updates(self) -> int:
-        """The updates that the auxiliary model's share of the budget pays."""
+        """The number of updates of the auxiliary model, from its share of the budget."""
         budget = self.args.updates * self.args.share / 100 * self.seconds["mlm"]
         return max(1, round(budget / self.seconds[AUXILIARY]))
 
@@ -129,10 +129,10 @@ class Comparison:
         self, name: str, flags: tuple[str, ...], updates: int, rate: float, seed: int, *more: object,
         size: Sequence[int] | None = None,
     ) -> None:  # fmt: skip
-        """Train once, a model of ``size`` (layers, width, heads) or of the size that every model has."""
+        """Train a model once; ``size`` is (layers, width, heads), None for the size of all rows."""
         args = self.args
         batch = ["--batch-size", args.batch_size, *self.masking_flags()]
-        if "nonparametric_masked_lm" in flags:  # a sample of NPM is a group, and it masks in its own way
+        if "nonparametric_masked_lm" in flags:  # a sample of NPM is a group, and NPM masks spans
             batch = ["--batch-size", args.batch_size // args.group_size, "--group-size", args.group_size]
         words = ["fairseq-train", self.data_bin, "--user-dir", PLUGIN, "--save-dir", self.output / name]
         words += [*flags, "--max-update", updates, *batch, *self.training_flags(updates, rate, size)]
@@ -141,16 +141,16 @@ class Comparison:
         self.commands.run(name.replace("/", "-"), words)
 
     def begin_run(self, name: str, updates: int, rate: float) -> None:
-        """Refuse a run that had another rate: fairseq would resume it, and find it complete."""
+        """Exit with an error if the run had another rate: fairseq would resume it, and treat it as complete."""
         try:
             PlannedFolder(self.output / name, {"learning_rate": rate, "updates": updates}, advice=ADVICE).begin()
         except ValueError as error:
             raise SystemExit(str(error)) from None
 
     def masking_flags(self) -> list[object]:
-        """The flags of another share of masked tokens; validation masks as many as in every comparison."""
-        own = self.args.mask_prob
-        return [] if own == MASKED_SHARE else ["--mask-prob", own, "--valid-mask-prob", MASKED_SHARE]
+        """The flags for another share of masked tokens; the share in validation is the same in all comparisons."""
+        share = self.args.mask_prob
+        return [] if share == MASKED_SHARE else ["--mask-prob", share, "--valid-mask-prob", MASKED_SHARE]
 
     def training_flags(self, updates: int, rate: float, size: Sequence[int] | None = None) -> list[object]:
         """The flags of every training."""
@@ -182,7 +182,7 @@ class Comparison:
         args = self.args
         flags = (*row.flags, "--latent-weight", str(args.latent_weight))
         if row.control_of == SELF:
-            return flags  # its codes are made once that row has been trained
+            return flags  # its codes are made when ``self`` has been trained
         if row.codes == AUXILIARY and self.online:
             flags += ("--latent-source", "online", "--auxiliary-checkpoint", str(self.auxiliary), "--auxiliary-fp16")
             return (*flags, "--latent-dictionary", str(self.codes.dictionary(args.coder)))
@@ -190,15 +190,15 @@ class Comparison:
         return (*flags, "--latent-codes", str(self.codes.folder(codes)))
 
     def falling_weight(self, name: str, updates: int) -> list[object]:
-        """The flags that end the latent loss before the run ends."""
+        """The flags that let the weight of the latent loss fall to 0 before the run ends."""
         if self.args.latent_until == 100 or ROWS[name].codes is None or not ROWS[name].with_mlm:
             return []
         return ["--latent-updates", max(1, updates * self.args.latent_until // 100)]
 
     def measure_speed(self, name: str) -> None:
-        """Find the seconds of an update of a row, or of the auxiliary model, from a short run; they are kept.
+        """Measure the seconds of an update of a row, or of the auxiliary model, in a short run; they are kept.
 
-        A control has those of its row, and so as many updates, also where only that row codes online.
+        A control has the seconds of its row, and thus as many updates, even if only that row codes online.
         """
         args, file = self.args, self.output / "seconds.json"
         if not self.seconds and file.exists():
@@ -222,7 +222,7 @@ class Comparison:
         write_json(file, self.seconds)
 
     def search_rate(self, name: str) -> None:
-        """The learning rate of a row, by the last validation of short runs."""
+        """Choose the learning rate of a row, by the last validation of short runs."""
         args, row = self.args, ROWS[name]
         if len(args.rates) == 1:
             self.rates[name] = args.rates[0]
@@ -230,15 +230,15 @@ class Comparison:
         if row.rate_of is not None:
             self.rates[name] = self.rates[row.rate_of]
             return
-        found = {}
+        losses = {}
         for rate in args.rates:
             run = f"search/{name}-{rate:g}-{args.search_updates}"
             more = ["--validate-interval-updates", args.search_updates]  # only the last loss is read
             more += [*self.falling_weight(name, args.search_updates), *self.begin_of(name, args.seeds[0])]
             self.train(run, self.flags_of(name), args.search_updates, rate, args.seeds[0], *more)
-            found[rate] = read_training_log(self.commands.log_of(run.replace("/", "-"))).valid[row.metric][-1][1]
-        self.rates[name] = min(found, key=found.__getitem__)
-        self.searched[name] = {f"{rate:g}": loss for rate, loss in found.items()}
+            losses[rate] = read_training_log(self.commands.log_of(run.replace("/", "-"))).valid[row.metric][-1][1]
+        self.rates[name] = min(losses, key=losses.__getitem__)
+        self.searched[name] = {f"{rate:g}": loss for rate, loss in losses.items()}
 
     def phases_of(self, name: str) -> tuple[float, list[Phase]]:
         """Seconds before a row's first update, and its phases."""
@@ -258,20 +258,20 @@ class Comparison:
         return before, [Phase(0, each), *end]
 
     def schedule_of(self, name: str) -> Schedule:
-        """What the updates of a row cost in seconds."""
+        """The cost of a row's updates in seconds."""
         before, phases = self.phases_of(name)
         return schedule_of_phases(before, phases, self.updates_of(name))
 
     def updates_of(self, name: str) -> int:
-        """How many updates of a row the budget pays."""
+        """The number of updates of a row within the budget."""
         if name == "mlm":
-            return int(self.args.updates)  # the budget is their cost; a division would round
+            return int(self.args.updates)  # their cost is the budget; a division would round
         before, phases = self.phases_of(name)
         return updates_within(self.budget - before, phases)
 
     @property
     def budget(self) -> float:
-        """Seconds of each row."""
+        """The seconds that each row may take."""
         return self.args.updates * self.seconds["mlm"]
 
     def pretrain(self, name: str, seed: int) -> None:
@@ -290,26 +290,26 @@ class Comparison:
         self.train(run, self.flags_of(name), updates, self.rates[name], seed, *more)
 
     def begin_of(self, name: str, seed: int) -> list[object]:
-        """The flags that begin a row from the model of another row."""
+        """The flags to start a row from the model of another row."""
         begins_from = ROWS[name].begins_from
         return ["--finetune-from-model", self.checkpoint(begins_from, seed)] if begins_from else []
 
     def branch(self, name: str, seed: int) -> list[object]:
-        """Make the codes of a control of ``self``; returns the flags that continue the first stage with them."""
+        """Make the codes of a control of ``self``; returns the flags to continue the first stage with them."""
         kind, stage = CONTROLS_OF_SELF[name], self.output / f"runs/{SELF}-{seed}" / "stage-1"
         model, dictionary, codes = stage / TEACHER, stage / "dictionary", f"{name}-{seed}"
         if kind == RANDOM:
             self.codes.make_random(codes, model, dictionary)
         else:
-            own = stage
+            stage_codes = stage
             if self.online:
                 self.codes.encode(f"{SELF}-{seed}", model, dictionary)
-                own = self.codes.folder(f"{SELF}-{seed}")
-            self.codes.make_control(kind, codes, own)
+                stage_codes = self.codes.folder(f"{SELF}-{seed}")
+            self.codes.make_control(kind, codes, stage_codes)
         return ["--continue-once", model, "--latent-codes", self.codes.folder(codes)]
 
     def train_in_stages(self, name: str, updates: int, rate: float, seed: int, *more: object, begin: int) -> None:
-        """Train once with codes of the model itself from ``begin`` percent on."""
+        """Train a model once, with its own codes after ``begin`` percent of the updates."""
         args = self.args
         words = ["mlsm", "pretrain", self.data_bin, "--save-dir", self.output / name, "--seed", seed]
         words += ["--max-update", updates, "--stages", begin, "--atoms", args.atoms, "--coder", args.coder]
@@ -324,10 +324,10 @@ class Comparison:
         """The last checkpoint of a run."""
         return Path(self.output) / f"runs/{name}-{seed}" / "checkpoint_last.pt"
 
-    # the whole
+    # everything
 
     def run(self) -> None:
-        """Run everything that is missing; the tables are written after each run."""
+        """Run everything that is missing, and write the tables after each run."""
         args = self.args
         self.prepare()
         self.search_rate("mlm")
@@ -350,7 +350,7 @@ class Comparison:
             self.write(finished)
 
     def write(self, runs: list[dict[str, Any]]) -> None:
-        """Write the figures, tables and plots of the runs that are finished."""
+        """Write the figures, tables and plots of the finished runs."""
         args = self.args
         rows = [name for name in args.objectives if any(run["row"] == name for run in runs)]
         first = self.checkpoint("mlm", args.seeds[0])
@@ -381,7 +381,7 @@ class Comparison:
         }
 
     def operations_of(self, name: str, updates: int) -> float:
-        """Floating-point operations of a row, everything included."""
+        """Floating-point operations of a row, including codes."""
         args, row = self.args, ROWS[name]
         with open(self.data_bin / "dict.txt", encoding="utf-8") as file:
             vocabulary = sum(1 for _ in file) + 5
@@ -393,7 +393,7 @@ class Comparison:
 
         size = model(args.layers, args.width)
         plain = size.update(tokens, last_layer_of_masked=of_masked)
-        if name == "npm":  # the masked text, and the text as it is; there is no output layer
+        if name == "npm":  # reads the masked and the original text, and has no output layer
             return updates * size.update(2 * tokens, vocabulary=False, last_layer_of_masked=False)
         if name == "taco":  # it compares the hidden states of all tokens
             return updates * size.update(tokens, last_layer_of_masked=False)
@@ -421,27 +421,27 @@ class Comparison:
         if row.has_mlm_head:
             for update, bits in log.valid[row.metric]:
                 curve.append({"update": update, "seconds": schedule.at(update), "bits": bits})
-        found = {"row": name, "seed": seed, "curve": curve}
+        figures = {"row": name, "seed": seed, "curve": curve}
         if name == "npm":
-            found["retrieval_accuracy"] = log.valid["accuracy"][-1][1]
-        return {**found, **self.measures.of(f"{name}-{seed}", self.checkpoint(name, seed), has_mlm_head=bool(curve))}
+            figures["retrieval_accuracy"] = log.valid["accuracy"][-1][1]
+        return {**figures, **self.measures.of(f"{name}-{seed}", self.checkpoint(name, seed), has_mlm_head=bool(curve))}
 
 
 def planned_folder(args: argparse.Namespace) -> PlannedFolder:
-    """The folder of a comparison: its settings stay, and later commands may add rows, seeds and what is measured.
+    """The folder of a comparison, with fixed settings; later commands may add rows, seeds, tasks and pairs.
 
     Raises:
         ValueError, OSError: a text or the auxiliary model cannot be read.
     """
     settings = {name: value for name, value in vars(args).items() if name not in (*FILES, *MAY_CHANGE)}
     plan = {"settings": settings, "texts": sha256_of_files(*args.train, *args.valid, *args.held_out)}
-    if args.auxiliary:  # its tokenizer is that of all rows
+    if args.auxiliary:  # all rows use its tokenizer
         plan["auxiliary"] = sha256_of_files(*source_of(args.auxiliary).files_of(args.auxiliary))
     return PlannedFolder(args.output, plan, seal_file="comparison.json", advice=ADVICE)
 
 
 def main() -> int:
-    """Run what is missing and write the comparison."""
+    """Run the missing parts, and write the comparison."""
     args = parse_arguments(__doc__)
     for file in (*args.train, *args.valid, *args.held_out, *args.pairs):
         if not os.path.isfile(file):

@@ -1,25 +1,25 @@
 #!/usr/bin/env python3
-"""Does a new, small encoder learn more from the codes of a published one? With controls, seeds, and equal time.
+"""Does a new, small encoder learn more from the codes of a published encoder? With controls, seeds, and equal time.
 
     python research/compare_teachers.py TEACHER --text train.txt --valid valid.txt --output DIR \
         --labelled sst2/train.tsv sst2/dev.tsv --labelled trec/train.tsv trec/test.tsv --seeds 1 2 3
 
-A student with its own tokenizer is trained from random weights, for the same number of updates of the same text, with
+A student with its own tokenizer is trained from random weights, for the same number of updates on the same text, with
 
 - ``mlm``: masked LM;
 - ``mlsm+mlm``: masked LM and the codes of the teacher's hidden states;
-- ``mlsm``: the codes alone;
+- ``mlsm``: only the codes;
 - ``regression+mlm``: masked LM and the teacher's hidden states themselves, standardized (mean squared error, as in
   data2vec): do *sparse* targets matter?
 - ``random-dictionary``: codes over random directions;
-- ``exchanged-within-types``: each token has the code of another token of its type: the context's share is gone;
+- ``exchanged-within-types``: each token has the code of another token of its type, which removes the context;
 - ``type-mean``: each token has the mean code of its type;
-- ``mlm-time``: masked LM for as long as ``mlsm+mlm`` takes in all, with the teacher's part and the dictionary.
+- ``mlm-time``: masked LM for the total time of ``mlsm+mlm``, including the teacher and the dictionary.
 
 Times are processor seconds, which other work on the machine hardly changes. Measured on each student: bits of masked
 words and retrieval on ``--valid``, linear probes, and fine-tuning on the first ``--lines`` labelled texts.
 
-Writes ``teachers.json`` and ``teachers.md``. Run the same command again to resume: what is finished is not repeated.
+Writes ``teachers.md`` and JSON files. Run the same command again to resume: finished parts are not repeated.
 """
 
 from __future__ import annotations
@@ -90,14 +90,14 @@ ROWS = (
 CONTROLS = ("exchanged-within-types", "type-mean", "random-dictionary")
 TOP_OF_MEANS = 64  # atoms of a mean code
 STATES = "states.npy"
-BATCH = 32  # sequences that the teacher reads at once
-CHUNK = 1 << 14  # tokens that are coded at once
+BATCH = 32  # sequences for the teacher at once
+CHUNK = 1 << 14  # tokens to code at once
 
 
 class StatesCollator(MaskedLmCollator):
-    """Masks tokens for which there are hidden states of the teacher, and looks these up.
+    """Masks tokens that have a hidden state of the teacher, and looks these states up.
 
-    A batch also has ``states`` (n, dim) float32 of the n masked tokens, standardized.
+    A batch also has ``states`` (n, dim) float32, the standardized hidden states of the n masked tokens.
     """
 
     def __init__(self, tokenizer: Any, states: np.ndarray, mean: np.ndarray, deviation: np.ndarray) -> None:
@@ -119,16 +119,16 @@ class StatesCollator(MaskedLmCollator):
 
 
 class RegressionModel(PretrainingModel):
-    """A masked LM that also predicts the teacher's hidden states of masked tokens, by their mean squared error.
+    """A masked LM that also predicts the teacher's hidden states of masked tokens, with the mean squared error.
 
-    ``weight`` is that of the error, which is 1 where a mean is predicted; ``width`` is that of the states.
+    ``weight`` is the weight of the error, which is 1 for predicting the mean; ``width`` is the width of the states.
     """
 
     figures: ClassVar[tuple[str, ...]] = ("error", "mlm_loss", "masked_share")
     regressor: nn.Linear
 
     def set_objective(self, *, width: int, weight: float = 1.0) -> None:
-        """Add the layer that predicts."""
+        """Add the layer that predicts the states."""
         self.weight = weight
         self.regressor = nn.Linear(head_of(self).width, width)
 
@@ -143,7 +143,7 @@ class RegressionModel(PretrainingModel):
 
 
 class Comparison:
-    """The parts of the comparison; each is kept in the output folder and not repeated."""
+    """The parts of the comparison; each result is kept in the output folder, and not computed again."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.args = args
@@ -151,7 +151,7 @@ class Comparison:
         self.output.mkdir(parents=True, exist_ok=True)
 
     def once(self, name: str, compute: Callable[[], Any]) -> Any:
-        """The content of ``name.json``, which ``compute`` makes if it is not there."""
+        """The content of ``name.json``; if the file does not exist, ``compute`` computes it."""
         path = self.output / f"{name}.json"
         if not path.exists():
             write_json(path, compute())
@@ -227,9 +227,9 @@ class Comparison:
             rows = [torch.from_numpy(sequences[int(number)]) for number in numbers]
             batch = nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=self.encoder.pad)
             hidden = self.encoder.hidden_states(batch).numpy()
-            for number, of_sequence in zip(numbers, hidden, strict=True):
+            for number, vectors in zip(numbers, hidden, strict=True):
                 place = sequences.starts[number]
-                states[place : place + lengths[number]] = of_sequence[: lengths[number]]
+                states[place : place + lengths[number]] = vectors[: lengths[number]]
         states.flush()
         return {"seconds": time.process_time() - start}
 
@@ -248,7 +248,7 @@ class Comparison:
         return np.where(np.isin(ids, special), -1, ids).astype(np.int32)
 
     def codes(self, kind: str) -> Path:
-        """The folder of a store of codes; ``kind`` is ``codes`` or a control."""
+        """The folder of a code store; ``kind`` is ``codes`` or a control."""
         self.once("dictionary-seconds", self.learn_dictionary)
         folder = self.output / f"{kind}.codes"
         if not (folder / "meta.json").exists():
@@ -256,7 +256,7 @@ class Comparison:
         return folder
 
     def write_codes(self, kind: str, folder: Path) -> dict[str, float]:
-        """Write a store of codes; returns the processor seconds."""
+        """Write a code store; returns the processor seconds."""
         dictionary = self.output / "dictionary"
         if kind in ("exchanged-within-types", "type-mean"):
             store = CodeStore(self.codes("codes"))
@@ -300,12 +300,12 @@ class Comparison:
 
     @cached_property
     def evaluation(self) -> EvaluationData:
-        """What all students are measured on."""
+        """The evaluation data of all students."""
         pairs = [(self.first_lines(train), test) for train, test in self.args.labelled]
         return read_evaluation_data([self.args.valid], pairs, [], QualitySettings(queries=500, passages=5000))
 
     def first_lines(self, path: str) -> Path:
-        """A file with the first labelled texts of another one."""
+        """A new file with the first labelled texts of ``path``."""
         shortened = self.output / "labelled" / Path(path).parent.name / "train.tsv"
         if not shortened.exists():
             shortened.parent.mkdir(parents=True, exist_ok=True)
@@ -320,7 +320,7 @@ class Comparison:
         return figures
 
     def updates_of(self, name: str, seed: int) -> int:
-        """The number of updates; of ``mlm-time`` as many as ``mlsm+mlm`` leaves time for."""
+        """The number of updates; ``mlm-time`` has as many as fit into the total time of ``mlsm+mlm``."""
         updates: int = self.args.updates
         if name != "mlm-time":
             return updates
@@ -328,7 +328,7 @@ class Comparison:
         return round(updates * self.total_seconds(seed) / plain)
 
     def total_seconds(self, seed: int) -> float:
-        """The processor seconds of ``mlsm+mlm``, with the dictionary and the codes of the text that it reads."""
+        """The processor seconds of ``mlsm+mlm``, including the dictionary and the codes of the text that it reads."""
         trained = self.row("mlsm+mlm", seed)["seconds"]
         coding = self.once("states", self.read_states)["seconds"] + self.once("codes-seconds", dict)["seconds"]
         share = min(1.0, self.args.updates * self.args.batch_size / len(self.text))
@@ -475,7 +475,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def main() -> int:
-    """Train and measure what is missing, seed by seed, and write the table."""
+    """Train and measure the missing students, seed by seed, and write the table."""
     args = parse_arguments()
     logging.set_verbosity_error()
     keep_freed_memory()

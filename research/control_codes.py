@@ -1,20 +1,20 @@
 #!/usr/bin/env python3
-"""Codes that lack what is claimed to help: controls for MLSM.
+"""Make control codes for MLSM, which lack the property that is claimed to help.
 
     python research/control_codes.py DATA_BIN --codes DIR --output DIR --kind exchanged [--splits train valid]
     python research/control_codes.py --dictionary DIR --output DIR --kind random-dictionary
 
 Kinds:
 
-- ``exchanged``: the codes are exchanged at random among all coded tokens of a split. What is left is how often an atom
-  occurs.
-- ``exchanged-within-types``: they are exchanged among the tokens of the same type (piece of the vocabulary). What is
-  left is what the type says; what the context says is gone.
+- ``exchanged``: the codes are exchanged at random among all coded tokens of a split. This only keeps how often each
+  atom occurs.
+- ``exchanged-within-types``: the codes are exchanged among tokens of the same type (piece of the vocabulary). This
+  keeps the information about the type, and removes the context.
 - ``type-mean``: every token has the mean code of its type in the split ``train``, cut to its strongest atoms.
-- ``random-dictionary``: a dictionary or sparse autoencoder of the same size whose atoms are random directions. ``mlsm
-  encode`` makes codes of the same hidden states with it. What is left is what any directions say.
+- ``random-dictionary``: a dictionary or sparse autoencoder of the same size, with random directions as atoms. ``mlsm
+  encode`` codes the same hidden states with it. This only keeps the information that any directions give.
 
-The stores are trained on with ``--latent-codes DIR``.
+To train with the stores, use ``--latent-codes DIR``.
 """
 
 from __future__ import annotations
@@ -53,30 +53,30 @@ KINDS = ("exchanged", "exchanged-within-types", "type-mean")
 RANDOM_DICTIONARY = "random-dictionary"
 DEFAULT_TOP = 64
 ROWS = 1 << 14  # tokens at once
-# what the plan of a store says that stays true
+# entries of a store's plan that also hold for the control
 PLANNED = ("n_atoms", "lambda", "layer", "coverage", "coverage_seed", "fp16", "blocks", "fingerprints")
 
 
 def types_of(data_bin: Path, split: str, store: CodeStore) -> np.ndarray:
-    """The type of each token of a split, ``(n_tokens,)`` int32; -1 for special symbols and what was not to be coded."""
+    """The type of each token of a split, ``(n_tokens,)`` int32; -1 for special symbols and uncovered positions."""
     reader = BlockReader(data_bin, split, BlockSettings(**store.meta["blocks"]))
-    found = np.full(reader.num_tokens, -1, np.int32)
+    types = np.full(reader.num_tokens, -1, np.int32)
     for number in Progress(range(len(reader)), desc=f"reading {split}", unit="block"):
         for block in reader.block(number):
             content = is_content(block.tokens, reader.dictionary).numpy()
-            found[block.positions.numpy()[content]] = block.tokens.numpy()[content]
+            types[block.positions.numpy()[content]] = block.tokens.numpy()[content]
     coverage, seed = store.meta.get("coverage", 1.0), store.meta.get("coverage_seed", 0)
-    found[~covered_positions(np.arange(len(found)), coverage=coverage, seed=seed)] = -1
-    return found
+    types[~covered_positions(np.arange(len(types)), coverage=coverage, seed=seed)] = -1
+    return types
 
 
 def exchanged_sources(types: np.ndarray, rng: np.random.Generator, *, within_types: bool) -> np.ndarray:
-    """For each token, the token whose code it gets: ``(n_tokens,)`` int64; -1 for those without a type."""
+    """For each token, the token whose code it gets: ``(n_tokens,)`` int64; -1 for tokens without a type."""
     coded = np.flatnonzero(types >= 0)
     sources = np.full(len(types), -1, np.int64)
     if within_types:
-        own = types[coded]
-        sources[coded[np.argsort(own, kind="stable")]] = coded[np.lexsort((rng.random(len(coded)), own))]
+        kinds = types[coded]
+        sources[coded[np.argsort(kinds, kind="stable")]] = coded[np.lexsort((rng.random(len(coded)), kinds))]
     else:
         sources[coded] = rng.permutation(coded)
     return sources
@@ -86,11 +86,11 @@ def means_of_types(store: CodeStore, types: np.ndarray, num_types: int, top: int
     """The mean code of each type, cut to its strongest atoms: ``(num_types, n_atoms)``."""
     sums = np.zeros((num_types, store.num_atoms), np.float32)
     for start in Progress(range(0, len(types), ROWS), desc="means of types", unit="chunk"):
-        own = types[start : start + ROWS]
-        rows = np.flatnonzero(own >= 0)
-        codes = store.rows(start, start + len(own))[rows]
-        of_types = sp.csr_matrix((np.ones(len(rows)), (own[rows], np.arange(len(rows)))), (num_types, len(rows)))
-        added = (of_types @ codes).tocoo()
+        chunk_types = types[start : start + ROWS]
+        rows = np.flatnonzero(chunk_types >= 0)
+        codes = store.rows(start, start + len(chunk_types))[rows]
+        by_type = sp.csr_matrix((np.ones(len(rows)), (chunk_types[rows], np.arange(len(rows)))), (num_types, len(rows)))
+        added = (by_type @ codes).tocoo()
         sums[added.row, added.col] += added.data
     if top < store.num_atoms:
         weakest = np.argpartition(sums, store.num_atoms - top, axis=1)[:, : store.num_atoms - top]
@@ -105,14 +105,14 @@ def rewrite(
     sources: np.ndarray,
     codes_at: Callable[[np.ndarray], sp.csr_matrix],
 ) -> None:
-    """Write a store with the plan of another one and other codes. Resumable.
+    """Write a code store with the plan of ``store`` and other codes; it can be resumed.
 
     Args:
-        store: the other one.
-        output: folder of the new one.
-        changes: what the new plan says besides.
+        store: the original store.
+        output: folder of the new store.
+        changes: additional entries of the new plan.
         sources: a number for each token.
-        codes_at: gives the codes for some of these numbers.
+        codes_at: returns the codes for some of these numbers.
     """
     plan = {name: store.meta[name] for name in PLANNED if name in store.meta}
     shards = store.meta["shards"]
@@ -124,7 +124,7 @@ def rewrite(
 
 
 def looked_up(store: CodeStore, positions: np.ndarray) -> sp.csr_matrix:
-    """The codes at positions, in their order; -1 has none."""
+    """The codes at some positions, in their order; -1 gives an empty code."""
     atoms, weights = store.lookup(positions)
     filled = atoms >= 0
     ends = np.append(0, filled.sum(axis=1).cumsum())
@@ -132,7 +132,7 @@ def looked_up(store: CodeStore, positions: np.ndarray) -> sp.csr_matrix:
 
 
 def write_controls(args: argparse.Namespace) -> None:
-    """Write the stores of a kind."""
+    """Write the stores of a control, one for each split."""
     means = train_means(args) if args.kind == "type-mean" else None
     for split in args.splits:
         codes = args.codes / f"{split}.codes"
@@ -147,14 +147,14 @@ def write_controls(args: argparse.Namespace) -> None:
         else:
             sources, codes_at = types, partial(of_types, means)
         changes: dict[str, Any] = {"control": args.kind, "control_seed": args.seed}
-        if means is not None and args.top != DEFAULT_TOP:  # older stores do not say which one they have
+        if means is not None and args.top != DEFAULT_TOP:  # older stores have no such entry
             changes["control_top"] = args.top
         rewrite(store, args.output / f"{split}.codes", changes, sources, codes_at)
         print(f"{args.output / split}.codes: {args.kind}")
 
 
 def of_types(means: sp.csr_matrix, types: np.ndarray) -> sp.csr_matrix:
-    """The rows of some types; of -1, an empty row."""
+    """The rows of ``means`` for some types; an empty row for -1."""
     empty = sp.csr_matrix((1, means.shape[1]), dtype=means.dtype)
     return sp.vstack([means, empty], format="csr")[np.where(types < 0, means.shape[0], types)]
 
@@ -167,7 +167,7 @@ def train_means(args: argparse.Namespace) -> sp.csr_matrix:
 
 
 def write_random_dictionary(args: argparse.Namespace) -> None:
-    """Write a coder of the same kind and size with random directions."""
+    """Write a coder of the same kind and size, with random directions."""
     coder = load_coder(args.dictionary)
     rng = np.random.default_rng(args.seed)
     atoms = normalize_rows(rng.standard_normal((coder.num_atoms, coder.dim)).astype(np.float32))
@@ -213,7 +213,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def main() -> int:
-    """Write what is asked for."""
+    """Write the control."""
     args = parse_arguments()
     os.makedirs(args.output, exist_ok=True)
     try:

@@ -3,9 +3,10 @@
 
     python research/copying.py comparison/data-bin comparison/runs/*/checkpoint_last.pt [--split valid]
 
-Measures the loss of the masked rarer tokens that are visible elsewhere in their block, in bits: as they are, with these
-copies masked too, and, as a control, with as many other rarer tokens masked instead. What copies are worth to a model
-is the second minus the third. Rarer tokens are those beyond the most frequent types that make up half of the text.
+Measures the loss in bits of masked rarer tokens that are visible elsewhere in their block: (1) as they are, (2) with
+these copies also masked, and (3) as a control, with as many other rarer tokens masked instead. The second minus the
+third is the worth of copies to a model. Rarer tokens are all except the most frequent types that make up half of the
+text.
 """
 
 from __future__ import annotations
@@ -29,16 +30,16 @@ BATCH_TOKENS = 8192
 
 
 def hide_copies(batch: MaskedBatch, frequent: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
-    """Which masked tokens are repeated, and what to mask besides.
+    """Find the repeated masked tokens, and the tokens to mask in addition.
 
     Args:
         batch: masked blocks.
-        frequent: which types are not counted, ``(V,)`` bool.
+        frequent: the types that are not counted, ``(V,)`` bool.
         generator: draws the other tokens.
 
     Returns:
-        ``(n_masked,)`` bool, the rarer ones that are visible elsewhere in their block; ``(B, T)`` bool, their visible
-        copies; ``(B, T)`` bool, as many others of the same block, or all that there are.
+        ``(n_masked,)`` bool, the rarer masked tokens that are visible elsewhere in their block; ``(B, T)`` bool, their
+        visible copies; ``(B, T)`` bool, as many other rarer tokens of the same block, or all if there are fewer.
     """
     samples, places = batch.masked.nonzero(as_tuple=True)
     types = batch.targets[samples, places]
@@ -51,10 +52,10 @@ def hide_copies(batch: MaskedBatch, frequent: Tensor, generator: torch.Generator
 
 
 def losses_of_repeated(model: MaskedLm, reader: BlockReader, *, seed: int) -> tuple[int, list[float]]:
-    """How many masked rarer tokens are repeated, and their mean loss in bits: as is, copies masked, others masked.
+    """The number of repeated masked tokens, and their mean loss in bits: as is, copies masked, others masked.
 
     Raises:
-        ValueError: there are none.
+        ValueError: no masked token is repeated.
     """
     frequent, mask = frequent_types(reader.dictionary), reader.dictionary.index("<mask>")
     generator = torch.Generator().manual_seed(seed)
@@ -73,7 +74,7 @@ def losses_of_repeated(model: MaskedLm, reader: BlockReader, *, seed: int) -> tu
 
 
 def main() -> int:
-    """Print a table."""
+    """Measure the models, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0], formatter_class=HelpFormatter)
     parser.add_argument("data_bin", metavar="DATA_BIN", help="dataset")
     parser.add_argument("checkpoints", nargs="+", metavar="CHECKPOINT", help="masked LMs with its dictionary")
@@ -94,7 +95,7 @@ def main() -> int:
             count, losses = losses_of_repeated(model, reader, seed=args.seed)
             figures = " | ".join(f"{value:.2f}" for value in (*losses, losses[1] - losses[2]))
             rows.append(f"| {Path(checkpoint).parent.name or checkpoint} | {count:,} | {figures} |")
-    except IndexError:  # of its learned positions
+    except IndexError:  # the model has too few learned positions
         raise SystemExit(f"error: {checkpoint} takes fewer than {args.tokens_per_sample} tokens at once") from None
     except (OSError, ValueError) as error:
         raise SystemExit(f"error: {error}") from None

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Hold documents out of a text.
+"""Hold out documents of a text.
 
     python research/hold_out.py abc.txt brown.txt.gz --output texts [--every 50]
 

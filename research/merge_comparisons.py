@@ -3,9 +3,9 @@
 
     python research/merge_comparisons.py --add a/comparison.json --add b/comparison.json --output merged
 
-For seeds of several machines, and for rows with other settings, which need another name: ``--add b/comparison.json
-"mlsm+mlm=mlsm+mlm, lambda 0.1"``. Where the updates of ``mlm`` take longer in a result, its ``--updates`` may be fewer,
-so that they cost as much. A run (row and seed) that several results have is taken from the first one. Writes
+For seeds from several machines, and for rows with other settings, which need another name: ``--add b/comparison.json
+"mlsm+mlm=mlsm+mlm, lambda 0.1"``. If the updates of ``mlm`` take longer in a result, it may have fewer ``--updates``,
+so that they cost the same. If several results have the same run (row and seed), the first one is used. Writes
 ``comparison.json``, ``comparison.md`` and ``comparison.png``.
 """
 
@@ -31,16 +31,16 @@ PARTS = frozenset(("settings", "rows", "tasks", "pair_sets", "costs", "baseline"
 OF_CODES = (
     *("coder", "atoms", "k", "dictionary_tokens", "auxiliary_size", "layer", "share"),
     *("latent_weight", "latent_until", "latent_source"),
-)  # settings that rows without codes do not depend on
-TOLERANCE = 0.05  # of costs: machines differ, and seconds are measured
+)  # settings that do not affect rows without codes
+TOLERANCE = 0.05  # relative, for costs: machines differ, and seconds are measured
 Figures = dict[str, Any]
 
 
 def renamed(figures: Figures, names: dict[str, str], file: str) -> Figures:
-    """The figures with other names of rows.
+    """The figures with new names of rows; ``names`` maps old to new.
 
     Raises:
-        ValueError: there is no such row.
+        ValueError: a row does not exist.
     """
     for old in names:
         if old not in figures["rows"]:
@@ -54,20 +54,20 @@ def renamed(figures: Figures, names: dict[str, str], file: str) -> Figures:
 
 
 def other_settings(name: str, figures: Figures, first: Figures) -> dict[str, Any]:
-    """The settings of a row that differ from those of the first result."""
+    """The settings of a row that differ from the first result."""
     without = (*OF_A_FOLDER, *(OF_CODES if name in ROWS and ROWS[name].codes is None else ()))
-    own = {**figures["settings"], **figures.get("other_settings", {}).get(name, {})}
+    settings = {**figures["settings"], **figures.get("other_settings", {}).get(name, {})}
     common = first["settings"]
-    return {key: value for key, value in own.items() if key not in without and value != common.get(key)}
+    return {key: value for key, value in settings.items() if key not in without and value != common.get(key)}
 
 
 def budget(figures: Figures) -> float:
-    """The seconds of a row; the last update of some would be above it."""
+    """The budget in seconds: the largest cost of a row. (Other rows stop before an update that would exceed it.)"""
     return float(max(cost["seconds"] for cost in figures["costs"].values()))
 
 
 def check(figures: Figures, merged: Figures, file: str) -> None:
-    """Check that the runs of a result can be compared with those that are merged.
+    """Check that the runs of a result can be compared with the merged runs.
 
     Raises:
         ValueError: they have another text, size or budget, or a row of the same name has other settings or costs.
@@ -75,43 +75,43 @@ def check(figures: Figures, merged: Figures, file: str) -> None:
     if figures["texts"] != merged["texts"]:
         raise ValueError(f"{file} has other texts than the first result; the losses cannot be compared")
     for name in SHARED:
-        own, first = figures["settings"].get(name), merged["settings"].get(name)
-        if own != first:
-            raise ValueError(f"{file} has {name} {own}, the first result {first}; they cannot be compared")
-    own, first = figures["settings"]["updates"], merged["settings"]["updates"]
-    seconds, of_first = budget(figures), budget(merged)
-    if own != first and abs(seconds - of_first) > TOLERANCE * of_first:
+        value, first = figures["settings"].get(name), merged["settings"].get(name)
+        if value != first:
+            raise ValueError(f"{file} has {name} {value}, the first result {first}; they cannot be compared")
+    value, first = figures["settings"]["updates"], merged["settings"]["updates"]
+    seconds, first_seconds = budget(figures), budget(merged)
+    if value != first and abs(seconds - first_seconds) > TOLERANCE * first_seconds:
         raise ValueError(
-            f"{file} has a budget of {own:,} updates, {seconds:,.0f} s; the first result has {first:,}, "
-            f"{of_first:,.0f} s; they cannot be compared"
+            f"{file} has a budget of {value:,} updates, {seconds:,.0f} s; the first result has {first:,}, "
+            f"{first_seconds:,.0f} s; they cannot be compared"
         )
     for name in ("tasks", "pair_sets"):
         if figures[name] and merged[name] and figures[name] != merged[name]:
             raise ValueError(f"{file} has the {name} {figures[name]}, and not {merged[name]}")
     for name in set(figures["costs"]) & set(merged["costs"]):
-        own, first = other_settings(name, figures, merged), merged["other_settings"].get(name, {})
-        if own != first:
+        value, first = other_settings(name, figures, merged), merged["other_settings"].get(name, {})
+        if value != first:
             raise ValueError(
-                f"{name} has other settings in {file} ({own or 'those of the first result'}) than before "
+                f"{name} has other settings in {file} ({value or 'those of the first result'}) than before "
                 f'({first or "those of the first result"}); give it another name: --add {file} "{name}=NAME"'
             )
         for what in ("updates", "seconds"):
-            own, first = figures["costs"][name][what], merged["costs"][name][what]
-            if abs(own - first) > TOLERANCE * first:
+            value, first = figures["costs"][name][what], merged["costs"][name][what]
+            if abs(value - first) > TOLERANCE * first:
                 raise ValueError(
-                    f"{name} has {own:,.0f} {what} in {file} and {first:,.0f} before; give it another name: "
+                    f"{name} has {value:,.0f} {what} in {file} and {first:,.0f} before; give it another name: "
                     f'--add {file} "{name}=NAME"'
                 )
 
 
 def merge(results: Sequence[tuple[str, Figures]]) -> Figures:
-    """One result of several; where both have a run, that of the first one.
+    """Merge several results; if two have the same run, the first one is used.
 
     Args:
-        results: names of files, and the figures.
+        results: names of files, and their figures.
 
     Raises:
-        ValueError: they cannot be compared.
+        ValueError: the results cannot be compared.
     """
     merged: Figures = {**results[0][1], "other_settings": dict(results[0][1].get("other_settings", {}))}
     for file, figures in results[1:]:
@@ -124,7 +124,7 @@ def merge(results: Sequence[tuple[str, Figures]]) -> Figures:
         merged["rows"] = [*merged["rows"], *(name for name in figures["rows"] if name not in merged["rows"])]
         merged["costs"] = {**figures["costs"], **merged["costs"]}
         merged["runs"] = [*merged["runs"], *(run for run in figures["runs"] if (run["row"], run["seed"]) not in known)]
-        if not (merged["baseline"] or {}).get("finetuned"):  # of a result without tasks
+        if not (merged["baseline"] or {}).get("finetuned"):  # the earlier results have no tasks
             merged["baseline"] = figures["baseline"]
         for name in ("tasks", "pair_sets"):
             merged[name] = merged[name] or figures[name]
@@ -136,7 +136,7 @@ def merge(results: Sequence[tuple[str, Figures]]) -> Figures:
 
 
 def read(words: Sequence[str]) -> tuple[str, Figures]:
-    """Read a result, and give its rows their new names.
+    """Read a result, and rename its rows.
 
     Args:
         words: the file, then ``OLD=NEW`` for each name.
@@ -150,12 +150,12 @@ def read(words: Sequence[str]) -> tuple[str, Figures]:
         raise ValueError(f"{file} is not a comparison.json of research/compare_objectives.py")
     if "texts" not in figures:
         raise ValueError(f"{file} is from an older version; run compare_objectives.py again in its folder")
-    figures["settings"].setdefault("mask_prob", MASKED_SHARE)  # before there was the option
+    figures["settings"].setdefault("mask_prob", MASKED_SHARE)  # older results do not have the option
     return file, renamed(figures, names, file)
 
 
 def main() -> int:
-    """Merge and write."""
+    """Merge the results, and write the files."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--add", nargs="+", action="append", required=True, metavar=("JSON", "OLD=NEW"),
                         help="a result, and new names for its rows")  # fmt: skip

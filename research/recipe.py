@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Which recipe learns masked LM fastest: one run of ``fairseq-train`` for each candidate and seed, several at a time.
+"""Find the recipe that learns masked LM fastest: a run of ``fairseq-train`` for each candidate and seed, in parallel.
 
     python research/recipe.py --data DATA_BIN --output DIR --jobs 12 --updates 1500 --seeds 1 2 --deadline 480
 
-A candidate is a name and the flags that it changes. All have the size, text, blocks and masks in validation of
-``scripts/bench/learning_curves.py``. A line is printed as each run ends, and ``results.json`` is written anew: bits on
-the validation split after each eighth of the run, and updates a second (beside the other runs). After the deadline no
-run begins, and 20 seconds later those that still run are stopped; the points that they have are kept.
+A candidate is a name and the flags that it changes. All have the size, text, blocks and validation masks of
+``scripts/bench/learning_curves.py``. When a run ends, a line is printed and ``results.json`` is rewritten: bits on the
+validation split after each eighth of the run, and updates a second (while other runs use the machine). After the
+deadline no run starts, and 20 seconds later the remaining runs are stopped; their points are kept.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ POINTS, GRACE = 8, 20.0  # validations of a run; seconds after the deadline
 
 @dataclass(frozen=True)
 class Candidate:
-    """What a recipe changes of the base.
+    """The changes of a recipe to the base.
 
     ``batch`` multiplies the blocks of an update, and divides the number of updates. In the flags, ``{share:X}`` is
     the share X of the updates.
@@ -75,7 +75,7 @@ CANDIDATES = {
 
 
 class Share:
-    """Formats as a share of the updates, at least one of them."""
+    """Formats as a share of the updates, at least 1."""
 
     def __init__(self, updates: int) -> None:
         self.updates = updates
@@ -94,24 +94,24 @@ def warmup_hold_decay(updates: int, peak: float) -> str:
 
 
 class Run:
-    """A candidate with a seed: its process, and what its log says."""
+    """A candidate with a seed: its process, and the results in its log."""
 
     def __init__(self, args: argparse.Namespace, name: str, seed: int) -> None:
-        self.args, self.name, self.seed, self.one = args, name, seed, CANDIDATES[name]
+        self.args, self.name, self.seed, self.candidate = args, name, seed, CANDIDATES[name]
         self.folder = (args.output / f"{name}-{seed}").resolve()
         self.log = self.folder / "train.log"
-        self.updates = max(POINTS, round(args.updates / self.one.batch))
+        self.updates = max(POINTS, round(args.updates / self.candidate.batch))
         self.process: subprocess.Popen[bytes] | None = None
         self.stopped = False
 
     def words(self, package: Path) -> list[str]:
-        """The command."""
+        """The command as a list of words."""
         args, updates = self.args, self.updates
         base = (
             f"--task plain_masked_lm --criterion masked_lm --arch mlsm_modern --encoder-layers {args.layers} "
             f"--encoder-embed-dim {args.width} --encoder-attention-heads {max(1, args.width // 64)} "
             f"--sample-break-mode none --tokens-per-sample {args.block} --required-batch-size-multiple 1 "
-            f"--batch-size {max(1, round(args.batch_size * self.one.batch))} "
+            f"--batch-size {max(1, round(args.batch_size * self.candidate.batch))} "
             f"--batch-size-valid {args.batch_size_valid} --valid-mask-prob 0.15 --autocast {args.autocast} "
             "--optimizer muon --lr 2e-3 --clip-norm 1.0 "
             f"--lr-scheduler polynomial_decay --warmup-updates {{share:0.06}} --total-num-update {updates} "
@@ -119,7 +119,7 @@ class Run:
             f"--validate-interval-updates {max(1, updates // POINTS)} --validate-interval 1000000 "
             f"--log-format simple --log-interval {max(1, updates // 40)}"
         )
-        flags = self.one.flags
+        flags = self.candidate.flags
         if "manual" in flags:  # has no options of the other schedule
             base = re.sub(r"--(warmup-updates|total-num-update) \S+", "", base)
         values = {"share": Share(updates), "wsd": warmup_hold_decay(updates, 2e-3)}
@@ -128,12 +128,12 @@ class Run:
                 "--save-dir", str(self.folder / "checkpoints"), *words]  # fmt: skip
 
     def start(self) -> None:
-        """Begin, with one thread, in a folder of its own."""
+        """Start the process, with one thread, in its own folder."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        package = (self.args.experiments if self.one.experimental else self.args.package).resolve()
+        package = (self.args.experiments if self.candidate.experimental else self.args.package).resolve()
         path = os.pathsep.join(filter(None, [str(package.parent), os.environ.get("PYTHONPATH")]))
         one_thread = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
-        environment = {**os.environ, **one_thread, "PYTHONPATH": path, **self.one.environment}
+        environment = {**os.environ, **one_thread, "PYTHONPATH": path, **self.candidate.environment}
         log: IO[bytes]
         with open(self.log, "wb") as log:
             self.process = subprocess.Popen(
@@ -142,34 +142,34 @@ class Run:
             )  # fmt: skip
 
     def stop(self) -> None:
-        """End its processes."""
+        """Kill its processes."""
         assert self.process is not None
         if self.process.poll() is None:
             self.stopped = True
             os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
 
-    def found(self) -> dict[str, Any]:
-        """What the log says so far; ``error`` has its end if the run failed."""
+    def results(self) -> dict[str, Any]:
+        """The results in the log so far; ``error`` has the end of the log if the run failed."""
         text = self.log.read_text(encoding="utf-8", errors="replace")
         bits = {int(update): float(loss) for loss, update in VALID.findall(text)}
         speeds = sorted(map(float, SPEED.findall(text)[1:]))
         status = self.process.poll() if self.process else None
-        found: dict[str, Any] = {
+        results: dict[str, Any] = {
             "bits": sorted(bits.items()),
             "updates": self.updates,
             "updates_per_second": speeds[len(speeds) // 2] if speeds else None,
             "status": "stopped" if self.stopped else "runs" if status is None else "failed" if status else "finished",
         }
-        if found["status"] == "failed":
-            found["error"] = text[-1500:]
-        return found
+        if results["status"] == "failed":
+            results["error"] = text[-1500:]
+        return results
 
     def line(self) -> str:
-        found = self.found()
-        bits = " ".join(f"{loss:.3f}" for _, loss in found["bits"])
-        error = found.get("error", "").strip().splitlines()[-1:]
-        return f"{self.name:16} {self.seed} {found['status']:8} {found['updates_per_second']} ups: {bits}{error or ''}"
+        log = self.results()
+        bits = " ".join(f"{loss:.3f}" for _, loss in log["bits"])
+        error = log.get("error", "").strip().splitlines()[-1:]
+        return f"{self.name:16} {self.seed} {log['status']:8} {log['updates_per_second']} ups: {bits}{error or ''}"
 
 
 def parse_args() -> argparse.Namespace:
@@ -201,7 +201,7 @@ def parse_args() -> argparse.Namespace:
 
 def main() -> int:
     args, began = parse_args(), time.monotonic()
-    names = args.only or [name for name, one in CANDIDATES.items() if args.experiments or not one.experimental]
+    names = args.only or [name for name, recipe in CANDIDATES.items() if args.experiments or not recipe.experimental]
     if args.list:
         print(*names)
         return 0
@@ -214,37 +214,37 @@ def main() -> int:
         with tarfile.open(packed) as file:
             file.extractall(args.data, filter="data")
     results = args.results or args.output / "results.json"
-    waiting = [Run(args, name, seed) for seed in args.seeds for name in names]
+    pending = [Run(args, name, seed) for seed in args.seeds for name in names]
     running: list[Run] = []
     begun: list[Run] = []
 
     def write() -> None:
         table: dict[str, dict[str, Any]] = {}
         for run in begun:
-            table.setdefault(run.name, {})[str(run.seed)] = run.found()
+            table.setdefault(run.name, {})[str(run.seed)] = run.results()
         lines = ",\n".join(f" {json.dumps(name)}: {json.dumps(seeds)}" for name, seeds in table.items())
         results.write_text(f'{{"seconds": {time.monotonic() - began:.0f}, "runs": {{\n{lines}\n}}}}\n')
 
     try:
-        while running or (waiting and time.monotonic() - began < args.deadline):
-            while waiting and len(running) < args.jobs and time.monotonic() - began < args.deadline:
-                running.append(waiting.pop(0))
+        while running or (pending and time.monotonic() - began < args.deadline):
+            while pending and len(running) < args.jobs and time.monotonic() - began < args.deadline:
+                running.append(pending.pop(0))
                 begun.append(running[-1])
                 running[-1].start()
             time.sleep(0.2)
             if late := time.monotonic() - began > args.deadline + GRACE:
                 for run in running:
                     run.stop()
-            for run in [one for one in running if late or one.process.poll() is not None]:  # type: ignore[union-attr]
+            for run in [run for run in running if late or run.process.poll() is not None]:  # type: ignore[union-attr]
                 running.remove(run)
                 print(f"{time.monotonic() - began:5.0f} s {run.line()}", flush=True)
                 write()
     finally:
         for run in running:
             run.stop()
-    if waiting:
-        print("not begun:", *(f"{run.name}-{run.seed}" for run in waiting))
-    return int(any(run.found()["status"] == "failed" for run in begun))
+    if pending:
+        print("not begun:", *(f"{run.name}-{run.seed}" for run in pending))
+    return int(any(run.results()["status"] == "failed" for run in begun))
 
 
 if __name__ == "__main__":

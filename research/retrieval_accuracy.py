@@ -3,9 +3,9 @@
 
     python research/retrieval_accuracy.py text.txt --retrieve npm.pt DATASTORE --predict mlm.pt
 
-Masks a random word in each line of a text, one that is a single token, so that a masked LM can predict it too. A model
-with a datastore is right if its best phrase is this word. It may answer with phrases of several tokens, and only with
-what its corpus has. Rarer words are those beyond the most frequent types that make up half of the training text.
+Masks a random single-token word in each line of a text, so that a masked LM can predict it too. A model with a
+datastore is right if its best phrase is this word. It may answer with phrases of several tokens, but only with phrases
+from its corpus. Rarer words are all except the most frequent types that make up half of the training text.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ TOP = 5
 
 @dataclass(frozen=True)
 class MaskedWord:
-    """A sentence with a masked word: what is before it, the word, what follows, and whether the word is a rarer one."""
+    """A sentence with a masked word: the text before it, the word, the text after it, and whether the word is rarer."""
 
     before: str
     word: str
@@ -44,13 +44,13 @@ class MaskedWord:
     rarer: bool
 
     def filled(self, word: str) -> str:
-        """The sentence with another word."""
+        """The sentence with ``word`` in the place of the mask."""
         return " ".join(part for part in (self.before, word, self.after) if part)
 
 
 @dataclass(frozen=True)
 class Accuracy:
-    """Shares of the words that are the best answer, or among the best five; ``rarer``: best answer, rarer words."""
+    """How often the word is the best answer, or among the best five; ``rarer``: the best answer, for rarer words."""
 
     model: str
     best: float
@@ -59,13 +59,13 @@ class Accuracy:
 
 
 def mask_words(lines: Sequence[str], model: Any, *, count: int, seed: int) -> list[MaskedWord]:
-    """A random word of each of ``count`` random lines; only words of letters that are a single token of ``model``.
+    """Mask a random word in each of ``count`` random lines; the word has only letters, and is one token of ``model``.
 
     Raises:
         ValueError: no line has such a word.
     """
     dictionary, drawn = model.task.source_dictionary, random.Random(seed)
-    frequent, found = frequent_types(dictionary), []
+    frequent, masked = frequent_types(dictionary), []
     for line in drawn.sample(lines, len(lines)):
         words = line.split()
         tokens = [dictionary.index(model.bpe.encode(word)) if word.isalpha() else dictionary.unk() for word in words]
@@ -73,38 +73,45 @@ def mask_words(lines: Sequence[str], model: Any, *, count: int, seed: int) -> li
         if len(words) >= FEWEST_WORDS and places and MASK not in line:
             place = drawn.choice(places)
             parts = (" ".join(words[:place]), words[place], " ".join(words[place + 1 :]))
-            found.append(MaskedWord(*parts, rarer=not bool(frequent[tokens[place]])))
-            if len(found) == count:
+            masked.append(MaskedWord(*parts, rarer=not bool(frequent[tokens[place]])))
+            if len(masked) == count:
                 break
-    if not found:
+    if not masked:
         raise ValueError(f"no line has {FEWEST_WORDS} words, one of which is a single token")
-    return found
+    return masked
 
 
 def accuracy_of(name: str, masked: Sequence[MaskedWord], answers: Callable[[str], list[str]]) -> Accuracy:
-    """How often ``answers`` of a text with a mask, whole texts and best first, have the text as it was."""
+    """How often the original text is among the answers.
+
+    Args:
+        name: of the model.
+        masked: the sentences.
+        answers: fills the mask of a text; returns whole texts, the best first.
+    """
     best = top = rarer = 0
-    for one in Progress(masked, desc=name, unit="word"):
-        given = answers(one.filled(MASK))
-        right = given[:1] == [one.filled(one.word)]
-        best, top, rarer = best + right, top + (one.filled(one.word) in given), rarer + (right and one.rarer)
-    of_rarer = sum(one.rarer for one in masked)
-    return Accuracy(name, best / len(masked), top / len(masked), rarer / max(1, of_rarer))
+    for sentence in Progress(masked, desc=name, unit="word"):
+        texts = answers(sentence.filled(MASK))
+        original = sentence.filled(sentence.word)
+        right = texts[:1] == [original]
+        best, top, rarer = best + right, top + (original in texts), rarer + (right and sentence.rarer)
+    rarer_words = sum(sentence.rarer for sentence in masked)
+    return Accuracy(name, best / len(masked), top / len(masked), rarer / max(1, rarer_words))
 
 
 def retrieving(model: Any, datastore: PhraseDatastore, *, max_length: int) -> Callable[[str], list[str]]:
-    """Fills the mask with the best phrases of a datastore, of at most ``max_length`` tokens."""
+    """A function that fills a mask with the best phrases of a datastore, of at most ``max_length`` tokens."""
 
     def answers(text: str) -> list[str]:
         before, after = text.split(MASK)
-        found = model.fill_phrase(text, datastore, TOP, max_length=max_length)
-        return [before + candidate.phrase + after for candidate in found]
+        candidates = model.fill_phrase(text, datastore, TOP, max_length=max_length)
+        return [before + candidate.phrase + after for candidate in candidates]
 
     return answers
 
 
 def predicting(model: Any) -> Callable[[str], list[str]]:
-    """Fills the mask with the most likely tokens.
+    """A function that fills a mask with the most likely tokens.
 
     Raises:
         ValueError: the masked-LM head of the model was not trained.
@@ -116,10 +123,10 @@ def predicting(model: Any) -> Callable[[str], list[str]]:
 
 
 def datastore_of(folder: str, checkpoint: str) -> PhraseDatastore:
-    """A datastore; it must have been made with the checkpoint.
+    """Open a datastore that was made with ``checkpoint``.
 
     Raises:
-        ValueError: it was made with another one.
+        ValueError: it was made with another checkpoint.
     """
     datastore = PhraseDatastore(folder)
     datastore.check_belongs_to(hub.checkpoint_of(checkpoint))
@@ -149,7 +156,7 @@ def main() -> int:
     for name in ("count", "max_length"):
         if getattr(args, name) < 1:
             parser.error(f"--{name.replace('_', '-')} must be at least 1, got {getattr(args, name)}")
-    found = []
+    accuracies = []
     try:
         with open(args.text, encoding="utf-8") as file:
             lines = [line for line in file if line.strip()]
@@ -158,21 +165,21 @@ def main() -> int:
         masked = mask_words(lines, hub.from_pretrained(first), count=args.count, seed=args.seed)
         for (checkpoint, _), store in zip(args.retrieve, stores, strict=True):
             answers = retrieving(hub.from_pretrained(checkpoint), store, max_length=args.max_length)
-            found.append(accuracy_of(f"{checkpoint}, retrieved", masked, answers))
+            accuracies.append(accuracy_of(f"{checkpoint}, retrieved", masked, answers))
         for checkpoint in args.predict:
             answers = predicting(hub.from_pretrained(checkpoint))
-            found.append(accuracy_of(f"{checkpoint}, predicted", masked, answers))
+            accuracies.append(accuracy_of(f"{checkpoint}, predicted", masked, answers))
     except (OSError, ValueError) as error:
         raise SystemExit(f"error: {error}") from None
-    most = Counter(one.word for one in masked).most_common(1)[0][1] / len(masked)
-    rarer = sum(one.rarer for one in masked)
+    most = Counter(sentence.word for sentence in masked).most_common(1)[0][1] / len(masked)
+    rarer = sum(sentence.rarer for sentence in masked)
     if args.output:
-        models = [asdict(one) for one in found]
+        models = [asdict(accuracy) for accuracy in accuracies]
         write_json(args.output, {"words": len(masked), "rarer": rarer, "most_frequent": most, "models": models})
     rows = ["| model | best, % | among the best five, % | best, rarer words, % |", "| --- | --- | --- | --- |"]
-    for one in found:
-        figures = " | ".join(f"{100 * share:.1f}" for share in (one.best, one.top, one.rarer))
-        rows.append(f"| {one.model} | {figures} |")
+    for accuracy in accuracies:
+        figures = " | ".join(f"{100 * share:.1f}" for share in (accuracy.best, accuracy.top, accuracy.rarer))
+        rows.append(f"| {accuracy.model} | {figures} |")
     print("\n".join(rows))
     print(f"{len(masked):,} words, {rarer:,} of them rarer; always the most frequent one: {100 * most:.1f} %")
     return 0

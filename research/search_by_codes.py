@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""How well do codes find passages? nDCG@10 of sentences that have to find the passage that they were taken from.
+"""How well do codes find passages? nDCG@10 of sentences as queries for the passage from which they were taken.
 
     python research/search_by_codes.py TEXT --model ENCODER --dictionary DICT_DIR
 
-TEXT is not what the dictionary was learned from. Rows: the mean vector of the coded layer, the codes over the
-dictionary and over random atoms, words, words and codes by rank fusion, and the vectors of the whole model.
+The dictionary must not be learned from TEXT. Rows: the mean vector of the coded layer, the codes over the dictionary
+and over random atoms, words, words and codes by rank fusion, and the vectors of the whole model.
 """
 
 import argparse
@@ -22,12 +22,12 @@ from mlsm_plugin.search.bm25 import OF_CODES, OF_WORDS, TermScores, best, fused,
 from mlsm_plugin.search.index import HASHED_WORDS, word_counts
 from mlsm_plugin.search.text_codes import DictionaryCodes
 
-COUNT = 1000  # of each ranking that are fused
+COUNT = 1000  # passages of each ranking in a fusion
 TEXTS_AT_ONCE = 500
 
 
 def gains(rankings: list[np.ndarray], retrieval: Retrieval) -> Measure:
-    """nDCG@10 of ranked passages."""
+    """nDCG@10 of ranked passages, for each query."""
     values = []
     for ranking, source in zip(rankings, retrieval.sources, strict=True):
         places = np.flatnonzero(ranking[:10] == source)
@@ -55,7 +55,7 @@ def by_codes(coder: DictionaryCodes, retrieval: Retrieval, folder: Path) -> list
 
 
 def by_words(retrieval: Retrieval, folder: Path) -> list[np.ndarray]:
-    """Rankings by BM25 over words, as `mlsm search` has it."""
+    """Rankings by BM25 over words, as in ``mlsm search``."""
     write_term_scores(folder, "words", HASHED_WORDS, lambda: [word_counts(retrieval.passages)], OF_WORDS)
     scores = TermScores.open(folder, "words", len(retrieval.passages))
     queries = word_counts(retrieval.queries)
@@ -97,11 +97,11 @@ def main() -> None:
             show(f"codes: {label}", codes)
             fusion = [np.array([number for number, _ in fused(pair, COUNT)]) for pair in zip(words, codes, strict=True)]
             show("    with words", fusion)
-            of_all = [
-                np.array([number for number, _ in fused(three, COUNT)])
-                for three in zip(words, codes, dense, strict=True)
+            all_three = [
+                np.array([number for number, _ in fused(rankings, COUNT)])
+                for rankings in zip(words, codes, dense, strict=True)
             ]
-            show("    with words and sentence vectors", of_all)
+            show("    with words and sentence vectors", all_three)
             show("    mean vector of the layer", by_vectors(*layer_vectors(coder, retrieval)))
 
 

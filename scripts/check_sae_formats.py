@@ -1,8 +1,8 @@
-"""Compare converted SAEs with the programs that they come from, or go to.
+"""Compare converted SAEs with the original programs, and exported SAEs with SAELens.
 
 Makes random SAEs of each architecture with each program, saves them with that program, converts them with ``mlsm
-convert``, and prints the largest differences of latents and reconstructions. Then exports SAEs of this
-package, loads them with SAELens, and compares again. A difference above ``--tolerance`` is an error.
+convert``, and prints the largest differences of latents and reconstructions. Then exports SAEs of this package, loads
+them with SAELens, and compares again. A difference above ``--tolerance`` is an error.
 
 It needs the programs themselves: ``pip install sae-lens eai-sparsify dictionary-learning``.
 """
@@ -32,12 +32,12 @@ from mlsm_plugin.core.sparse_coding.sparse_autoencoder import SaeConfig, SaeWeig
 ROWS = 256
 # (latents, reconstructions) of hidden states
 Reference = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
-# name, a function that saves an SAE to a folder and gives the reference
+# name, and a function that saves an SAE to a folder and returns the reference
 Case = tuple[str, Callable[[Path], Reference]]
 
 
 def randomize(module: torch.nn.Module, names: dict[str, float]) -> None:
-    """Random values for parameters and buffers: a standard deviation for each name."""
+    """Set parameters and buffers to random values; ``names`` maps their names to standard deviations."""
     with torch.no_grad():
         for name, tensor in {**dict(module.named_parameters()), **dict(module.named_buffers())}.items():
             if name in names:
@@ -58,7 +58,7 @@ def encode_and_decode(sae: Any) -> Reference:
 
 
 def saelens_cases(dim: int, latents: int) -> Iterator[Case]:
-    """Files for inference, and those that training writes."""
+    """Files for inference, and files that training writes."""
     import sae_lens
 
     norms = ("none", "expected_average_only_in", "constant_norm_rescale", "layer_norm")
@@ -120,7 +120,7 @@ def _saelens(folder: Path, sae_type: Any, config_type: Any, more: dict[str, Any]
 def _saelens_training(
     folder: Path, sae_type: Any, config_type: Any, more: dict[str, Any], inference: bool, **settings: Any
 ) -> Reference:
-    """The reference is always what SAELens saves for inference."""
+    """The reference is always the SAE that SAELens saves for inference."""
     from sae_lens import SAE
 
     sae = sae_type(config_type(**settings, **more))
@@ -295,14 +295,14 @@ def check_export(coder: SaeCoder, root: Path, hidden: torch.Tensor) -> tuple[flo
 def differences(coder: Any, reference: Reference, hidden: torch.Tensor) -> tuple[float, float]:
     """The largest absolute differences of latents and of reconstructions."""
     with torch.no_grad():
-        wanted, wanted_reconstructions = (part.numpy() for part in reference(hidden))
+        expected_latents, expected_reconstructions = (part.numpy() for part in reference(hidden))
     codes = coder.encode(hidden).codes
     if not 0 < codes.nnz < codes.shape[0] * codes.shape[1]:
         raise RuntimeError("all latents are zero, or none; the comparison would say nothing")
     reconstructions = coder.reconstruct(hidden, codes)
     return tuple(
-        float(np.abs(found - expected).max())
-        for found, expected in ((codes.toarray(), wanted), (reconstructions, wanted_reconstructions))
+        float(np.abs(actual - expected).max())
+        for actual, expected in ((codes.toarray(), expected_latents), (reconstructions, expected_reconstructions))
     )  # type: ignore[return-value]
 
 
@@ -341,9 +341,9 @@ def main() -> int:
     worst = 0.0
     for name, check, subject in checks:
         with tempfile.TemporaryDirectory() as root:
-            found = check(subject, Path(root), hidden)
-        worst = max(worst, *found)
-        print(f"| {name} | {found[0]:.1e} | {found[1]:.1e} |", flush=True)
+            errors = check(subject, Path(root), hidden)
+        worst = max(worst, *errors)
+        print(f"| {name} | {errors[0]:.1e} | {errors[1]:.1e} |", flush=True)
     print(f"\n{len(checks)} comparisons on {ROWS} hidden states; the largest difference is {worst:.1e}")
     return int(not worst <= args.tolerance)
 

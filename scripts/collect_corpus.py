@@ -31,13 +31,13 @@ from mlsm_plugin.core.text.text_files import check_text_files, progress_bar, rea
 
 VALID_EVERY = 20  # documents
 PIECE_LINES = 50  # a text without blank lines is cut into documents of this length
-# Dependencies with much documentation. Other packages are not read, so that two developers get the same text.
+# Dependencies with a lot of documentation. Other packages are not read, so that two developers get the same text.
 PACKAGES = {name: name for name in ("networkx", "numpy", "scipy", "sympy", "torch")} | {"scikit-learn": "sklearn"}
 SKIPPED_FOLDERS = frozenset({"site-packages", "dist-packages", "test", "tests", "testing", "externals", "_vendor"})
 
 Document = list[str]  # sentences
 
-TEXT_INDENTATION = re.compile(r"\s*[\w\"'(`:]|")  # empty for a blank line, an underline, an item of a list
+TEXT_INDENTATION = re.compile(r"\s*[\w\"'(`:]|")  # empty for a blank line, an underline, a list item
 INLINE_MARKUP = re.compile(r"(:[\w:]+:)?`+")  # `x`, ``x`` and :func:`x` become x
 SENTENCE_BREAK = re.compile(r"(?<=[.?!])\s+(?=[A-Z\"'(])")
 # From a capital to a full stop, without the characters of code, mathematics or markup.
@@ -51,7 +51,7 @@ COMMON_WORD = re.compile(
 
 
 def is_prose(sentence: str) -> bool:
-    """Whether a sentence reads like English: 5 to 70 words, a fifth of them common, and nothing that resembles code."""
+    """Whether a sentence looks like English: 5 to 70 words, a fifth of them common, and nothing similar to code."""
     words = len(sentence.split())
     return (
         5 <= words <= 70
@@ -91,7 +91,7 @@ def sentences_of_module(path: Path) -> Document:
 
 
 def without_duplicates(document: Document, seen: set[str]) -> Document:
-    """The sentences whose letters are not in ``seen`` yet (case, numbers and punctuation do not count); adds them."""
+    """The sentences that are not in ``seen`` yet, ignoring case, numbers and punctuation; adds them to ``seen``."""
     by_key = {re.sub(r"[^a-z]+", " ", sentence.lower()): sentence for sentence in document}
     fresh = {key: sentence for key, sentence in by_key.items() if key not in seen}
     seen.update(fresh)
@@ -100,18 +100,18 @@ def without_duplicates(document: Document, seen: set[str]) -> Document:
 
 def installed_packages() -> dict[str, Path]:
     """Name and version of the packages to read, with their folders."""
-    found = {f"python {platform.python_version()}": Path(sysconfig.get_path("stdlib"))}
+    folders = {f"python {platform.python_version()}": Path(sysconfig.get_path("stdlib"))}
     for name, folder in PACKAGES.items():
         try:
             distribution = importlib.metadata.distribution(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-        found[f"{name} {distribution.version}"] = Path(str(distribution.locate_file(folder)))
-    return found
+        folders[f"{name} {distribution.version}"] = Path(str(distribution.locate_file(folder)))
+    return folders
 
 
 def documents_of_packages(packages: dict[str, Path], max_bytes: int) -> list[Document]:
-    """One document for each module, read in a fixed random order until there are ``max_bytes`` of text."""
+    """One document per module; modules are read in a fixed random order until there are ``max_bytes`` of text."""
     modules = []
     for folder in packages.values():
         names = sorted(path.relative_to(folder) for path in folder.rglob("*.py"))
@@ -136,10 +136,10 @@ def documents_of_file(path: Path) -> list[Document]:
 
 
 def write_split(documents: list[Document], train: Path, valid: Path) -> None:
-    """Write every 20th document (of fewer the last one) to ``valid`` and the others to ``train``.
+    """Write every 20th document (the last one if there are fewer) to ``valid``, and the others to ``train``.
 
     Raises:
-        ValueError: there is no document, or a single one that is too short to be cut into pieces.
+        ValueError: there is no document, or a single document that is too short to be cut into pieces.
     """
     if len(documents) == 1:
         lines = documents[0]
@@ -156,7 +156,7 @@ def write_split(documents: list[Document], train: Path, valid: Path) -> None:
 
 
 def collect(args: argparse.Namespace) -> None:
-    """Write the two files, unless they exist and nothing that they depend on has changed."""
+    """Write the two files, unless they exist and their inputs have not changed."""
     train, valid = args.output / "train.txt", args.output / "valid.txt"
     packages = {} if args.corpus else installed_packages()
     settings = ["--corpus"] if args.corpus else ["--max-megabytes", str(args.max_megabytes), *packages]

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Prints the best Python for this project: 3.12 (fairseq comes as a wheel), then 3.13 and 3.11 (it is built
-# from source). An interpreter counts only if it runs and can make virtual environments.
+# Print the best Python for this project: 3.12 (fairseq has a wheel), then 3.13 and 3.11 (fairseq is built from
+# source). An interpreter only counts if it runs and can make virtual environments.
 # A test compares these versions with pyproject.toml.
 for version in 3.12 3.13 3.11; do
     minor=${version#3.}

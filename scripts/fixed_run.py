@@ -1,7 +1,7 @@
-"""Records the output of a fixed small run: SHA-256 of its files, and the losses of 20 updates of every objective.
+"""Record the output of a fixed small run: SHA-256 of its files, and the losses of 20 updates of every objective.
 
-A change that is meant to keep behaviour must keep this output, byte for byte and digit for digit. The inputs are made
-once and then given to both versions, since a checkpoint holds the time and the folder of its training:
+A change that must not change behaviour must keep this output, byte for byte and digit for digit. The inputs are made
+once and used by both versions, since a checkpoint contains the time and the folder of its training:
 
     python scripts/fixed_run.py inputs FOLDER               # text, tokenizer, dataset, auxiliary model, dictionary
     python scripts/fixed_run.py record FOLDER before.json   # with the package as it was (PYTHONPATH chooses)
@@ -41,7 +41,7 @@ MLSM = ("--task", "masked_latent_semantic", "--criterion", "latent_semantic_kl",
 
 
 def objectives(inputs: Path) -> dict[str, tuple[str, tuple[object, ...]]]:
-    """For the name of each objective, which dataset it uses and its flags."""
+    """The dataset and the flags of each objective, by name."""
     online = ("--latent-source", "online", "--auxiliary-checkpoint", inputs / "auxiliary/checkpoint_last.pt")
     npm = ("--task", "nonparametric_masked_lm", "--criterion", "span_contrastive", *MODEL)
     taco = ("--task", "taco", "--criterion", "token_contrastive", *MODEL)
@@ -80,7 +80,7 @@ def mlsm(*words: object) -> None:
 
 
 def train(data: Path, save_dir: Path, *flags: object) -> str:
-    """Run ``fairseq-train``; returns what it logged."""
+    """Run ``fairseq-train``; returns its log."""
     return run("fairseq_cli.train", data, "--user-dir", _plugin(), "--save-dir", save_dir, *TRAINING, *flags)
 
 
@@ -91,7 +91,7 @@ def _plugin() -> Path:
 
 
 def make_inputs(folder: Path) -> None:
-    """Write text from Python's own manual, without sentences longer than a block, and all that is made from it."""
+    """Write text from Python's manual, without sentences longer than a block, and make all inputs from it."""
     from pydoc_data.topics import topics
 
     folder.mkdir(parents=True)
@@ -150,8 +150,8 @@ def logged(output: str) -> list[str]:
 
 
 def record(inputs: Path) -> dict[str, object]:
-    """Do the whole run; returns its hashes and losses."""
-    found: dict[str, object] = {}
+    """Run everything; returns the hashes and losses."""
+    results: dict[str, object] = {}
     with tempfile.TemporaryDirectory() as name:
         work = Path(name)
         full, covered = (Path(shutil.copytree(inputs / "data-bin", work / kind)) for kind in ("full", "covered"))
@@ -161,9 +161,9 @@ def record(inputs: Path) -> dict[str, object]:
         mlsm("encode", covered, *coding, "--coverage", 0.3)
         for kind, data in (("full", full), ("covered", covered)):
             for split in ("train", "valid"):
-                found[f"code store, {kind}, {split}"] = hashes(data / f"{split}.codes")
+                results[f"code store, {kind}, {split}"] = hashes(data / f"{split}.codes")
         mlsm(*dictionary_words(inputs, work / "dictionary"))
-        found["dictionary"] = hashes(work / "dictionary")
+        results["dictionary"] = hashes(work / "dictionary")
         for kind, options in (("whole", ()), ("words", ("--word-boundaries-only",))):
             store = work / f"datastore-{kind}"
             mlsm(
@@ -171,13 +171,13 @@ def record(inputs: Path) -> dict[str, object]:
                 *("--output", store, *BLOCK, "--shard-tokens", 20_000, "--batch-tokens", 2048, "--threads", 1),
                 *("--splits", "train", "valid", *options),
             )
-            found[f"phrase datastore, {kind}"] = hashes(store)
+            results[f"phrase datastore, {kind}"] = hashes(store)
         for objective, (kind, flags) in Progress(objectives(inputs).items(), desc="objectives"):
             save_dir = work / "runs" / objective.replace(" ", "-")
             output = train(work / kind, save_dir, *flags)
             weights = weights_hash(save_dir / "checkpoint_last.pt")
-            found[f"training, {objective}"] = {"logged": logged(output), "weights": weights}
-    return found
+            results[f"training, {objective}"] = {"logged": logged(output), "weights": weights}
+    return results
 
 
 def main() -> None:

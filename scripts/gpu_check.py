@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""Run every objective, precision and command once on the device that is there; five minutes on one GPU.
+"""Run every objective, precision and command once on the available device; takes five minutes on one GPU.
 
     python scripts/gpu_check.py --output checked [--only mlm-fp16 encode-topk] [--list]
 
-A line is printed as each step ends: its name, its seconds, the figure that matters, and ok or the last line of its
-error. The other steps go on, except those that need it. At the end come a table, ``gpu_check.json`` and
-``gpu_check.log``, with all that the steps printed. Steps that do not need each other run at the same time; with
-``--jobs 1`` the figures are those of a device that has nothing else to do. On a CPU the sizes say nothing about speed.
+When a step ends, a line is printed: its name, its seconds, its most important figure, and ok or the last line of its
+error. If a step fails, only the steps that need it are skipped. At the end, a table is printed, and ``gpu_check.json``
+and ``gpu_check.log`` are written; the log has the whole output of all steps. Independent steps run in parallel; with
+``--jobs 1``, nothing else uses the device while a figure is measured. On a CPU, the sizes are too small to say anything
+about speed.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ PROGRAMS = {"mlsm": ["-m", "mlsm_plugin.cli.main"], "train": ["-m", "fairseq_cli
 SPEED = r"\| train \|.* \| loss [\d.]+ .*\| wps (\d+)"  # the last pass of a training whose loss is a number
 CODED = r"train: \d+ tokens coded in .* \((\d+) a second\)"
 BETTER = r"held-out (?:\w+_)?(?:loss|kl): [\d.]+ before, ([\d.]+) after"
-# what the sizes of the steps are called in the table below
+# the sizes of the steps, by their names in the commands below
 SIZES = {
     "cuda": {
         "megabytes": 1.5, "pieces": 4000, "updates": 200, "save": 100, "batch": 64, "length": 128, "atoms": 1000,
@@ -76,19 +77,19 @@ PARTS = {
 
 @dataclass(frozen=True)
 class Step:
-    """A command, and what its output says.
+    """A command, and how to read its output.
 
     Attributes:
         name: of the step, and of the folder that it writes, if it writes one.
         needs: steps that must have succeeded.
         command: its words; names in braces are parts and sizes.
-        figure: finds the figure that matters in the output; where it is not there, the step has failed.
+        figure: regular expression for the figure in the output; without a match, the step has failed.
         unit: of the figure.
         gpu: whether it needs a GPU.
-        kill_at: kill the process as soon as this file is there, and start it again.
-        copies: processes at the same time; ``{copy}`` is the number of each.
-        refusal: what the error of a process may be, if another one succeeds.
-        seconds: limit of its time on a GPU; on a CPU four times as long.
+        kill_at: kill the process as soon as this file exists, and start it again.
+        copies: number of parallel processes; ``{copy}`` is the index of each.
+        refusal: regular expression for an error that a process may have if another process succeeds.
+        seconds: time limit on a GPU; four times as long on a CPU.
     """
 
     name: str
@@ -184,7 +185,7 @@ STEPS = [
 
 
 def words_of(step: Step, names: dict[str, object], copy: int) -> list[str]:
-    """The command of a step: names in braces are replaced until none is left."""
+    """The command of a step; names in braces are replaced until none is left."""
     command, before = step.command, ""
     names = {**names, **PARTS, "copy": copy}
     while command != before:
@@ -194,7 +195,7 @@ def words_of(step: Step, names: dict[str, object], copy: int) -> list[str]:
 
 
 def write_labelled(folder: Path) -> None:
-    """Labelled texts, pairs of sentences and words for the labels: sentences, and the same ones in another order."""
+    """Write labelled texts, pairs and label words: sentences, and the same sentences with their words reordered."""
     for split in ("train", "valid"):
         lines = [line for line in (folder / f"{split}.txt").read_text(encoding="utf-8").splitlines() if line][:400]
         mixed = [" ".join(sorted(line.split())) for line in lines]
@@ -219,8 +220,8 @@ class Result:
     output: str = ""
 
     def __str__(self) -> str:
-        found = self.error if self.state != "ok" else f"{self.figure} {self.unit}"
-        return f"{self.name:22}{self.seconds:7.1f} s  {self.state:8}{found}"
+        outcome = self.error if self.state != "ok" else f"{self.figure} {self.unit}"
+        return f"{self.name:22}{self.seconds:7.1f} s  {self.state:8}{outcome}"
 
 
 class Check:
@@ -240,11 +241,11 @@ class Check:
         self.environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": threads}
 
     def run(self, step: Step) -> Result:
-        """Run a step; it never raises."""
+        """Run a step; never raises an exception."""
         start = time.monotonic()
         try:
             state, figure, output = self._run(step, start + step.seconds * self.slowness)
-        except Exception as error:  # a step of this program itself
+        except Exception as error:  # an error of this program itself
             state, figure, output = "failed", "", f"{type(error).__name__}: {error}"
         lines = [line for line in output.splitlines() if line.strip()] or [""]
         error = "" if state == "ok" else " ".join(lines[-1].split())[-300:]
@@ -266,13 +267,13 @@ class Check:
                 return "failed", "", output + reason
         if len(failed) == len(ends):
             return "ok", "refused", "\n".join(outputs)
-        found = [match for output in outputs for match in re.findall(step.figure, output)] if step.figure else [""]
-        if not found:
+        figures = [match for output in outputs for match in re.findall(step.figure, output)] if step.figure else [""]
+        if not figures:
             return "failed", "", "\n".join([*outputs, f"the output has no {step.unit or 'figure'}"])
-        return "ok", found[-1], "\n".join(outputs)
+        return "ok", figures[-1], "\n".join(outputs)
 
     def _processes(self, step: Step, deadline: float, until: Path | None = None) -> list[tuple[int, str]]:
-        """Status and output of the processes of a step, which are killed at the deadline, or once a file is there."""
+        """Status and output of a step's processes, which are killed at the deadline, or when ``until`` exists."""
         logs = [self.folder / f"{step.name}-{copy}.log" for copy in range(step.copies)]
         processes = [self._start(words_of(step, self.names, copy), log) for copy, log in enumerate(logs)]
         try:
@@ -298,18 +299,18 @@ class Check:
 
 
 def chosen(names: list[str] | None) -> list[Step]:
-    """The named steps and those that they need, in the order of the table; all without names."""
-    wanted = set(names or [step.name for step in STEPS])
+    """The named steps and the steps that they need, in the order of the table; None: all steps."""
+    selected = set(names or [step.name for step in STEPS])
     for step in reversed(STEPS):
-        if step.name in wanted:
-            wanted.update(step.needs.split())
-    return [step for step in STEPS if step.name in wanted]
+        if step.name in selected:
+            selected.update(step.needs.split())
+    return [step for step in STEPS if step.name in selected]
 
 
 def run_all(steps: list[Step], check: Check, jobs: int, log: IO[str]) -> list[Result]:
-    """Run each step as soon as those that it needs have ended; print a line as each ends."""
+    """Run each step as soon as the steps that it needs have ended; print a line when a step ends."""
     results: dict[str, Result] = {}
-    waiting, running = list(steps), set[Future[Result]]()
+    pending, running = list(steps), set[Future[Result]]()
 
     def end(result: Result) -> None:
         results[result.name] = result
@@ -318,9 +319,9 @@ def run_all(steps: list[Step], check: Check, jobs: int, log: IO[str]) -> list[Re
         log.flush()
 
     with ThreadPoolExecutor(jobs) as pool:
-        while waiting or running:
-            for step in [step for step in waiting if all(need in results for need in step.needs.split())]:
-                waiting.remove(step)
+        while pending or running:
+            for step in [step for step in pending if all(need in results for need in step.needs.split())]:
+                pending.remove(step)
                 lost = [need for need in step.needs.split() if results[need].state != "ok"]
                 if lost or (step.gpu and check.names["device"] == "cpu"):
                     end(Result(step.name, "skipped", error=f"needs {lost[0] if lost else 'a GPU'}"))

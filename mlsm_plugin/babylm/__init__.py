@@ -1,1 +1,1 @@
-"""The BabyLM challenge: from a folder of text to the branches of a submission, with an account of all words."""
+"""The BabyLM challenge: from a folder of text to the branches of a submission, with a ledger of all words."""

@@ -1,4 +1,4 @@
-"""The card of a model: text, objective, ledger, figures, and what to cite."""
+"""The card of a model: text, objective, ledger, figures, and citations."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ from mlsm_plugin.babylm.ledger import Ledger
 from mlsm_plugin.core.files.atomic_files import atomic_open, read_json
 
 CARD = "README.md"
-NAMES_AND_CITATIONS = {  # of the objectives
+NAMES_AND_CITATIONS = {  # by objective
     "mlm": ("masked language modelling", "Devlin et al., 2019, [N19-1423](https://aclanthology.org/N19-1423)"),
     "mlsm+mlm": (
         "masked latent semantic modelling together with masked language modelling",
@@ -66,7 +66,7 @@ SIZES_IN_CONFIG = ("num_hidden_layers", "hidden_size", "num_attention_heads", "v
 
 
 def write_card(folder: Path, name: str, ledger: Ledger) -> None:
-    """Write, atomically, the card of an exported model of a run, which the ledger calls ``name``."""
+    """Write atomically the card of the exported model ``name`` (as in the ledger) of a run."""
     config = read_json(folder / "config.json")
     checkpoint = ledger.checkpoints[name]
     objective, citation = NAMES_AND_CITATIONS[ledger.objective]

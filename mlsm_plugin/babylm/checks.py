@@ -1,4 +1,4 @@
-"""Whether a run is ready to be submitted: names, counts, limits, cards, and whether transformers reads each folder."""
+"""Check that a run can be submitted: names, counts, limits, cards, and that transformers reads each folder."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,8 +14,8 @@ from mlsm_plugin.core.files.hf_files import first_line, import_transformers, wei
 from mlsm_plugin.core.files.json_checks import check_json, fields, list_of, number, text, whole
 from mlsm_plugin.core.text.words import count_words
 
-# the JSON beside each folder: a text, its ids, how many of them the model gets, which is masked, and logits of the
-# trained model; and a text with a mask, which older files lack
+# the JSON beside each folder: a text, its ids, how many of them the model gets, the masked position, and logits of the
+# trained model; also a text with a mask, which older files lack
 TRAINED_LOGITS = fields(
     {"text": text, "ids": list_of(whole()), "length": whole(1), "masked": whole(), "logits": list_of(number)},
     {"with_mask": fields({"text": text, "ids": list_of(whole())})},
@@ -25,7 +25,7 @@ LARGEST_DIFFERENCE = 1e-4  # of two logits
 
 
 def problems_of(run: Path) -> list[str]:
-    """The problems of a run, a line each, with the installed version of transformers; errors as of the ledger."""
+    """The problems of a run, a line each, with the installed transformers; errors are those of :meth:`Ledger.read`."""
     ledger = Ledger.read(run)
     of_run = [*_of_the_ledger(ledger), *_of_the_texts(run, ledger)]
     return [*of_run, *(line for name in _names(ledger) for line in _of_a_folder(run, name, ledger))]
@@ -42,7 +42,7 @@ def _of_the_ledger(ledger: Ledger) -> Iterator[str]:
         yield f"{ledger.exposures:,} words were seen, but the track allows {ledger.exposures_allowed:,}"
     if ledger.seen != ledger.planned:
         yield f"the run has seen {ledger.seen:,} of {ledger.planned:,} words; run `mlsm babylm train` again"
-    limits = TRACKS.get(ledger.track)  # None: only the ledger knows those of a custom track
+    limits = TRACKS.get(ledger.track)  # None: only the ledger knows the limits of a custom track
     if limits is not None and (ledger.words_allowed, ledger.exposures_allowed) != (limits.words, limits.exposures):
         yield (
             f"{LEDGER} allows {ledger.words_allowed:,} words and {ledger.exposures_allowed:,} seen ones, and the track "
@@ -57,7 +57,7 @@ def _of_the_ledger(ledger: Ledger) -> Iterator[str]:
 
 
 def _of_the_texts(run: Path, ledger: Ledger) -> Iterator[str]:
-    """The words of the texts that the run was trained on are counted again; they may have been deleted."""
+    """Count the words of the run's training texts again; texts may have been deleted."""
     for entry in ledger.texts:
         path = run / TEXT_FOLDER / entry["file"]
         if entry["of"] == OF_RUN and path.is_file() and (words := count_words(path)) != entry["words"]:
@@ -86,13 +86,13 @@ def _of_a_folder(run: Path, name: str, ledger: Ledger) -> Iterator[str]:
         else:
             path = folder.with_suffix(".json")
             yield from _of_the_model(folder, name, check_json(read_json(path), TRAINED_LOGITS, path))
-    except Exception as error:  # of several libraries
+    except Exception as error:  # errors of several libraries
         yield f"{name} cannot be opened: {first_line(error)}"
 
 
 @torch.no_grad()
 def _of_the_model(folder: Path, name: str, trained: dict[str, Any]) -> Iterator[str]:
-    """Open a folder as the evaluation pipeline does, and compare ids and logits with those of the trained model."""
+    """Open a folder like the evaluation pipeline, and compare ids and logits with those of the trained model."""
     transformers = import_transformers()
     tokenizer = transformers.AutoProcessor.from_pretrained(folder)
     model = transformers.AutoModelForMaskedLM.from_pretrained(folder).eval()
@@ -117,5 +117,5 @@ def _of_the_model(folder: Path, name: str, trained: dict[str, Any]) -> Iterator[
 
 
 def spread(size: int, count: int) -> torch.Tensor:
-    """``count`` places evenly spread over ``size`` logits, int64."""
+    """``count`` indices evenly spread over ``size`` logits, int64."""
     return torch.linspace(0, size - 1, count, dtype=torch.float64).long()

@@ -1,4 +1,4 @@
-"""The models of a run as folders of Hugging Face, each with its card, and logits of the trained model."""
+"""Export the models of a run as Hugging Face folders, each with its card and with logits of the trained model."""
 
 import threading
 import time
@@ -26,16 +26,16 @@ from mlsm_plugin.hub.hf_export import export
 COMPARED_LINES = 8
 LINE_WORDS = 40
 SECONDS_BETWEEN_LOOKS = 10.0
-COMPARED_LOGITS = 64  # of one masked token, evenly spread over the vocabulary
+COMPARED_LOGITS = 64  # logits of one masked token, evenly spread over the vocabulary
 TEXT = "The children read a story about the old house, and then they went home."
 TEXT_WITH_MASK = "The children read a story about the old house, and then they went <mask>."
 
 
 def export_kept(run: Path, ledger: Ledger, *, finished: bool) -> None:
-    """Export the kept models that are not exported yet, the last one too if the training has ``finished``.
+    """Export the kept models that are not exported yet, and the last model if the training has ``finished``.
 
-    Each is compared with the trained model and entered in the ledger; then its checkpoint is deleted. Errors are those
-    of :func:`~mlsm_plugin.hub.hf_export.export`.
+    Each export is compared with the trained model and entered in the ledger; then the checkpoint is deleted. Errors are
+    those of :func:`~mlsm_plugin.hub.hf_export.export`.
     """
     checkpoints = {path.stem: path for path in (run / "model" / KEPT).glob("*.pt")}
     sources = {name: checkpoints[name] for name in ledger.names if name in checkpoints}
@@ -53,7 +53,7 @@ def export_kept(run: Path, ledger: Ledger, *, finished: bool) -> None:
         if name != MAIN:
             checkpoint.unlink()
     for name in ledger.checkpoints if finished else sources:
-        if (run / CHECKPOINTS / name).is_dir():  # `mlsm babylm check` says which ones are lost
+        if (run / CHECKPOINTS / name).is_dir():  # `mlsm babylm check` names lost folders
             write_card(run / CHECKPOINTS / name, name, ledger)
     if finished:
         ledger.write(run)
@@ -61,7 +61,7 @@ def export_kept(run: Path, ledger: Ledger, *, finished: bool) -> None:
 
 @contextmanager
 def exporting(run: Path, ledger: Ledger) -> Iterator[None]:
-    """Export models as they are kept during the block, in a thread; nothing else may use the ledger meanwhile."""
+    """During the block, a thread exports models as soon as they are kept; nothing else may use the ledger meanwhile."""
     over = threading.Event()
 
     def look() -> None:
@@ -79,7 +79,7 @@ def exporting(run: Path, ledger: Ledger) -> Iterator[None]:
 
 @torch.no_grad()
 def _exported(checkpoint: Path, folder: Path, lines: list[str]) -> Entry:
-    """Export a checkpoint, whose dictionary and tokenizer may be in the folder above; returns its ledger entry."""
+    """Export a checkpoint and return its ledger entry; its dictionary and tokenizer may be in the parent folder."""
     interface = from_pretrained(checkpoint, data_name_or_path="." if checkpoint.name == LAST else "..")
     proof = export(interface, folder, lines, overwrite=True)
     if proof.no_head is not None:

@@ -1,4 +1,4 @@
-"""The ledger of a run: which words it was given, how many it may see, and how many it has seen."""
+"""The ledger of a run: the words of its text, how many words it may see, and how many it has seen."""
 
 from dataclasses import asdict, dataclass, field
 from dataclasses import fields as dataclass_fields
@@ -11,11 +11,11 @@ from mlsm_plugin.core.files.json_checks import Check, check_json, fields, list_o
 LEDGER = "ledger.json"
 TEXT = fields({"file": text, "words": whole(), "sha256": text, "of": text})
 CHECKPOINT = fields({"words": whole(), "updates": whole(), "sha256": text})
-# what has read a text
+# the readers of a text
 OF_RUN = "training and tokenizer"
 OF_AUXILIARY = "auxiliary model"
 
-Entry = dict[str, Any]  # of a text or a checkpoint, as JSON
+Entry = dict[str, Any]  # a text or a checkpoint, as JSON
 
 
 def must(check: Check) -> dict[str, Check]:
@@ -32,10 +32,10 @@ class Ledger:
     exposures_allowed: int = field(metadata=must(whole(1)))
     objective: str = field(metadata=must(text))
     epochs: int = field(metadata=must(whole(1)))
-    texts: list[Entry] = field(metadata=must(list_of(TEXT)))  # of: what has read it
+    texts: list[Entry] = field(metadata=must(list_of(TEXT)))  # "of" names the reader
     auxiliary_exposures: int = field(metadata=must(whole()))
     planned: int = field(metadata=must(whole(1)))  # exposures of this run
-    names: dict[str, int] = field(metadata=must(values(whole(1))))  # of checkpoints, with the words of each
+    names: dict[str, int] = field(metadata=must(values(whole(1))))  # names of checkpoints, with the words of each
     seen: int = field(default=0, metadata=must(whole()))
     seconds: dict[str, float] = field(default_factory=dict, metadata=must(values(number)))
     license: str | None = field(default=None, metadata=must(optional(text)))

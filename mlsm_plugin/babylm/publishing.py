@@ -1,4 +1,4 @@
-"""The branches of a submission in a repository of the Hugging Face hub."""
+"""Push the branches of a submission to a repository of the Hugging Face hub."""
 
 import re
 from collections.abc import Iterator
@@ -10,9 +10,9 @@ from mlsm_plugin.core.files.hub_repository import push_branches
 
 
 def push(run: Path, repository: str, *, private: bool = False, dry_run: bool = False) -> Iterator[str]:
-    """Push each checkpoint of a run to the branch of its name, and the last one to ``main``; yields a line for each.
+    """Push each checkpoint of a run to a branch of its name, and the last one to ``main``; yields a line for each.
 
-    A branch that already has these files is skipped: a stopped push resumes. ``dry_run`` does not contact the hub.
+    A branch that already has these files is skipped, so a stopped push resumes. ``dry_run`` does not contact the hub.
     ValueError if the name of the repository has a dot, a folder is missing, or the hub returns an error.
     """
     if not re.fullmatch(r"[\w-]+/[\w-]+", repository):

@@ -1,4 +1,4 @@
-"""The tracks of the BabyLM challenge, and the settings of a run; imports nothing slow, for the help of commands."""
+"""The tracks of the BabyLM challenge, and the settings of a run. Imports nothing slow: commands' help needs it."""
 
 import re
 from dataclasses import dataclass
@@ -6,17 +6,17 @@ from dataclasses import dataclass
 from mlsm_plugin.core.files.settings import check, option
 
 MOST_EPOCHS = 10
-FACTORS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9}  # of the endings of numbers
+FACTORS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9}  # by the ending of a number
 BABYLM_OBJECTIVES = ("mlm", "mlsm+mlm", "taco")
 CUSTOM = "custom"
-CHECKPOINTS = "checkpoints"  # folder of the exported models in a run
-TEXT_FOLDER = "text"  # in a run: the words that it is trained on
-MAIN = "main"  # the last one
+CHECKPOINTS = "checkpoints"  # subfolder of a run with the exported models
+TEXT_FOLDER = "text"  # subfolder of a run with the words that it is trained on
+MAIN = "main"  # the last model
 
 
 @dataclass(frozen=True)
 class Track:
-    """The limits of a track: words of all text, and how often it may be seen (BabyLM challenge, 2026)."""
+    """The limits of a track: words in all text, and how often the text may be seen (BabyLM challenge, 2026)."""
 
     words: int
     epochs: int
@@ -28,9 +28,9 @@ class Track:
         return self.words * self.epochs
 
     def checkpoints(self, exposures: int) -> dict[str, int]:
-        """The names of the checkpoints of a run that sees so many words, each with its number of words.
+        """The names of the checkpoints of a run that sees ``exposures`` words, each with its number of words.
 
-        There are nine for each power of ten: ``chck_1M``, ..., ``chck_9M``, ``chck_10M``, ``chck_20M``, ...
+        There are nine per power of ten: ``chck_1M``, ..., ``chck_9M``, ``chck_10M``, ``chck_20M``, ...
         """
         counts: list[int] = []
         step = self.first
@@ -47,7 +47,7 @@ TRACKS = {
 
 
 def name_of(words: int) -> str:
-    """The name of a checkpoint: ``chck_1M``, ``chck_1000M``, and ``chck_200K`` or ``chck_30`` in small runs."""
+    """The name of a checkpoint, such as ``chck_1M`` or ``chck_1000M``; ``chck_200K`` or ``chck_30`` in small runs."""
     ending = next(ending for ending in ("M", "K", "") if words % FACTORS[ending] == 0)
     return f"chck_{words // FACTORS[ending]}{ending}"
 
@@ -63,7 +63,7 @@ def words_from(text: str) -> int:
 
 @dataclass(frozen=True)
 class BabylmSettings:
-    """What is trained, and within which limits. ValueError if a value is out of range, or does not fit the track."""
+    """The objective and the limits of a run. ValueError if a value is out of range, or does not fit the track."""
 
     track: str = option("strict-small", choices=(*TRACKS, CUSTOM), help="the track whose limits apply")
     words: str | None = option(

@@ -1,4 +1,4 @@
-"""From a folder of text to a trained model whose words are counted; finished steps are skipped."""
+"""Train a model on a folder of text and count the words that it sees; finished steps are skipped."""
 
 import logging
 import math
@@ -53,8 +53,8 @@ TEXT_NAME = re.compile(r".+\.(train|txt)(\.(gz|bz2|xz))?", re.IGNORECASE)
 TRAINED_ON = re.compile(r"\.train\b", re.IGNORECASE)
 NOT_TRAINED_ON = re.compile(r"(^|[._-])(dev|valid|validation|test)(?![a-z0-9])", re.IGNORECASE)
 LINES_AT_ONCE = 1 << 16
-LINES_OF_VALID = 100  # of the training text: a dataset needs the split, and nothing reads it
-# flags that a run sets itself, or with which an epoch would not be the whole text once
+LINES_OF_VALID = 100  # lines of training text; a dataset needs this split, although nothing reads it
+# flags that a run sets itself, or that would make an epoch something else than the whole text once
 REFUSED = {
     "--amp",
     "--bf16",
@@ -98,9 +98,8 @@ logger = logging.getLogger(__name__)
 def text_files(folder: PathLike) -> list[Path]:
     """The training text of a folder: its ``*.train`` and ``*.train.txt``, or else ``*.txt``, perhaps compressed.
 
-    A warning names files and folders that are left out, such as empty files and ``valid.txt``; hidden files, such as
-    ``._a.train.txt``, are ignored.
-    ValueError if there is no text, FileNotFoundError if there is no such folder.
+    Warns of files and folders that are left out, such as empty files and ``valid.txt``; hidden files, such as
+    ``._a.train.txt``, are ignored. ValueError if there is no text, FileNotFoundError if there is no such folder.
     """
     if not Path(folder).is_dir():
         raise FileNotFoundError(f"{folder} is not a folder of text files")
@@ -120,7 +119,10 @@ def text_files(folder: PathLike) -> list[Path]:
 
 
 def auxiliary_of(name: PathLike) -> tuple[Path, Ledger]:
-    """The checkpoint of a run of ``mlsm babylm train``, or one in it, and the ledger; ValueError if there is none."""
+    """The checkpoint of a run of ``mlsm babylm train``, and the ledger; ``name`` is the run or a checkpoint in it.
+
+    ValueError if there is no ledger, FileNotFoundError if there is no model.
+    """
     path = Path(name)
     run = next((folder for folder in (path, *list(path.parents)[:2]) if (folder / LEDGER).is_file()), None)
     if run is None:
@@ -180,17 +182,17 @@ def open_ledger(files: Sequence[Path], settings: BabylmSettings, auxiliary: Ledg
 
 
 def check_words(texts: Sequence[Path], data_bin: Path) -> None:
-    """Check that each line has as many tokens that begin a word as it has words.
+    """Check that the tokens of each line begin as many words as the line has.
 
-    ValueError names the first line that does not. ``texts`` are those of the split ``train``, with words separated by
-    single spaces.
+    ValueError names the first line where they differ. ``texts`` are the texts of the split ``train``, with words
+    separated by single spaces.
     """
     dictionary = load_dictionary(data_bin)
     begins = begins_word(dictionary.symbols, special_symbols(dictionary)).numpy()
     split = load_split(str(data_bin / "train"), dictionary)
     tokens = flat_tokens(split)
     ends = np.cumsum(split.sizes, dtype=np.int64)
-    sentences = np.flatnonzero(split.sizes > 1)  # the others are the ends of documents
+    sentences = np.flatnonzero(split.sizes > 1)  # shorter ones are document boundaries
     first = 0
     for text in texts:
         numbered_lines = ((number, line) for number, line in enumerate(word_lines(text), 1) if line)
@@ -213,20 +215,20 @@ def check_words(texts: Sequence[Path], data_bin: Path) -> None:
 
 
 def updates_of_epochs(data_bin: Path, cfg: FairseqConfig, epochs: int, ranks: int) -> int:
-    """The number of updates of ``epochs``, with the configuration of a training on ``ranks`` processes."""
+    """The number of updates in ``epochs`` of a training on ``ranks`` processes with the configuration ``cfg``."""
     dictionary = load_dictionary(data_bin)
     split = load_split(str(data_bin / "train"), dictionary)
     samples = training_samples(split, split="train", cfg=cfg.task, dictionary=dictionary, bos=dictionary.bos())
     batches = math.ceil(len(samples) / cfg.dataset.batch_size)
     freq = cfg.optimization.update_freq
-    of_epochs = [freq[min(epoch, len(freq) - 1)] for epoch in range(epochs)]
-    return sum(math.ceil(math.ceil(batches / ranks) / number) for number in of_epochs)
+    batches_per_update = [freq[min(epoch, len(freq) - 1)] for epoch in range(epochs)]
+    return sum(math.ceil(math.ceil(batches / ranks) / number) for number in batches_per_update)
 
 
 def ranks_of(flags: Sequence[str]) -> tuple[int, int]:
-    """The rank of this process and the number of all, in a training with these flags, under torchrun or without it.
+    """Rank and world size of this process in a training with these flags, with or without torchrun.
 
-    fairseq itself starts a process for each GPU.
+    Without torchrun, fairseq starts a process for each GPU.
     """
     values = dict(pairwise(flags))
     gpus = 1 if "--cpu" in flags else max(1, torch.cuda.device_count())
@@ -247,15 +249,15 @@ def train(
     flags: Sequence[str] = (),
     workers: int = 1,
 ) -> tuple[Ledger, str | None] | None:
-    """Tokenizer, dataset, training, and an exported folder at each number of words.
+    """Make a tokenizer and a dataset, train, and export a folder at each number of words.
 
-    A stopped run resumes. The first rank returns the ledger, and one line on a training that ended early, if it did.
+    A stopped run resumes. The first rank returns the ledger, and a line about a training that ended early, or None.
     ValueError if there is no text, the limits of the track would be exceeded, the text or a setting differs from the
     run in ``output``, or a step failed.
 
     Args:
-        text_dir: see :func:`text_files`; all of it is trained on.
-        tokenizer: the tokenizer to train on the same text; with an auxiliary model, its tokenizer is used instead.
+        text_dir: see :func:`text_files`; all of it is training text.
+        tokenizer: the tokenizer to train on the same text; an auxiliary model's tokenizer replaces it.
         learning: the seed of the run, and how codes are learned (``mlsm+mlm``). Its layer is ignored.
         blocks: samples of the training and of the coding.
         arch, flags: of ``fairseq-train``, as in :func:`~mlsm_plugin.fairseq_plugin.pipelines.pretraining.pretrain`.
@@ -278,7 +280,7 @@ def train(
     decides["auxiliary"] = None if teacher is None else sha256_of_files(teacher)
     decides["vocab_size"] = None if new_tokenizer is None else new_tokenizer.vocab_size
     _begin(output, decides)
-    with in_turn(output):  # the first of several ranks prepares
+    with in_turn(output):  # the first of several ranks does the work
         ledger = _continued(ledger, output, settings.license)
         record = StepRecord(output / "steps.json")
         tokenizer_folder = teacher.parent if teacher else output / "tokenizer"
@@ -315,7 +317,7 @@ def _pretrain(
     max_update: int,
     flags: list[str],
 ) -> None:
-    """Train on the dataset in ``output``; with ``learning``, in stages with the codes of the model itself."""
+    """Train on the dataset in ``output``; with ``learning``, in stages on the model's own codes."""
     data_bin = output / "data-bin"
     save_dir = output / "model"
     if learning is None:
@@ -326,7 +328,7 @@ def _pretrain(
 
 
 def _finished(ledger: Ledger, output: Path, early: str | None) -> str | None:
-    """Export what the training kept, with the words that it saw; why it ended ``early``, None: it did not."""
+    """Export the kept models and record the words seen; returns why the training ended early, or None."""
     ledger.seen = words_of_run(output / "model" / LAST)
     if early is None and ledger.seen != ledger.planned:
         early = f"the training is over after {ledger.seen:,} of {ledger.planned:,} words; train in another --output"
@@ -341,7 +343,7 @@ def _finished(ledger: Ledger, output: Path, early: str | None) -> str | None:
 
 
 def _continued(ledger: Ledger, output: Path, license: str | None) -> Ledger:
-    """The ledger of the run in a folder, or else a new ``ledger``, after writing it there."""
+    """The ledger of the run in a folder, or else the new ``ledger``; writes it to the folder."""
     if (output / LEDGER).is_file():
         ledger = Ledger.read(output)
         ledger = replace(ledger, license=license or ledger.license)
@@ -352,7 +354,7 @@ def _continued(ledger: Ledger, output: Path, license: str | None) -> Ledger:
 
 
 def _allowed(flags: Sequence[str]) -> list[str]:
-    """The flags as :func:`separate_words`; ValueError if one is in ``REFUSED``."""
+    """The flags, after :func:`separate_words`; ValueError if a flag is not allowed."""
     words = separate_words(flags)
     if refused := sorted(REFUSED & set(words)):
         raise ValueError(
@@ -364,7 +366,7 @@ def _allowed(flags: Sequence[str]) -> list[str]:
 
 
 def _begin(output: Path, decides: dict[str, object]) -> None:
-    """Record the settings that decide a run; ValueError if a run with results has others."""
+    """Record the settings that decide a run; ValueError if it has results of other settings."""
     plan = PlannedFolder(output, decides, plan_file="run.json", advice="Choose another --output")
     has_results = (output / "data-bin").exists() or (output / "model" / LAST).exists()
     if not has_results:  # other settings cost nothing
@@ -393,7 +395,7 @@ def _decisions(
 def _steps(
     files: Sequence[Path], output: Path, tokenizer: Path, new: TokenizerSettings | None, workers: int
 ) -> Iterator[Step]:
-    """The steps to a dataset whose words are those of the text; the tokenizer is trained as ``new`` says, or exists."""
+    """The steps to a dataset with exactly the words of a text. ``new`` trains a tokenizer; None uses ``tokenizer``."""
     folder = output / TEXT_FOLDER
     data_bin = output / "data-bin"
     texts = [folder / file.name for file in files]

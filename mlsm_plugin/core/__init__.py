@@ -1,1 +1,1 @@
-"""What training with fairseq and with Hugging Face share. Nothing here imports fairseq."""
+"""Code shared by training with fairseq and with Hugging Face. Nothing here imports fairseq."""

@@ -1,1 +1,1 @@
-"""Everything that registers with fairseq or reads its files."""
+"""All code that registers with fairseq or reads its files."""

@@ -1,4 +1,4 @@
-"""Load a trained model from a folder and use it."""
+"""Load a trained model from a folder, and use it."""
 
 from typing import Any
 
@@ -19,16 +19,16 @@ def from_pretrained(
     *,
     bpe: str | None = None,
     **overrides: object,
-) -> Any:  # a union would make every caller check which of the two it is
+) -> Any:  # with a union, every caller would have to check the type
     """Load a model from the folder of its training run; nothing else is needed.
 
     Args:
         model_name_or_path: folder with the checkpoint, ``dict.txt`` and the tokenizer (training puts them there),
             or a checkpoint file in such a folder.
-        checkpoint_file: which checkpoint; the default is the first that exists of ``model.pt``,
-            ``checkpoint_best.pt``, ``checkpoint_last.pt``, the highest-numbered one and the only one.
+        checkpoint_file: name of the checkpoint; None: the first that exists of ``model.pt``, ``checkpoint_best.pt``,
+            ``checkpoint_last.pt``, the highest-numbered checkpoint, and the only checkpoint.
         data_name_or_path: where ``dict.txt`` is, absolute or relative to the folder.
-        bpe: fairseq's name of a tokenizer that replaces the one in the folder; its options go into ``overrides``.
+        bpe: fairseq's name of a tokenizer that replaces the folder's tokenizer; its options go into ``overrides``.
         overrides: further model or task options.
 
     Returns:
@@ -41,7 +41,7 @@ def from_pretrained(
     """
     checkpoint = checkpoint_of(model_name_or_path, checkpoint_file)
     data = checkpoint.parent / data_name_or_path
-    if not (data / "input0" / "dict.txt").is_file():  # its place in the dataset of a fine-tuned classifier
+    if not (data / "input0" / "dict.txt").is_file():  # where a fine-tuned classifier's dataset has it
         read_contents(checkpoint)  # another kind of file has no dictionary beside it either
         load_dictionary(data)  # raises an error that says what to do
     tokenizer = {"bpe": bpe or "sentencepiece"}

@@ -1,4 +1,4 @@
-"""Whether a model and its tokenizer give the ids and the logits that those of ``transformers`` give."""
+"""Check that a model and its tokenizer give the same ids and logits as their counterparts in ``transformers``."""
 
 import copy
 import math
@@ -21,13 +21,13 @@ from mlsm_plugin.fairseq_plugin.text.text_tokenizer import HuggingFaceBPE
 if TYPE_CHECKING:
     from mlsm_plugin.hub.interface import MlsmHubInterface
 
-Line = tuple[str, Tensor]  # its text and its ids
+Line = tuple[str, Tensor]  # text and ids
 
 LARGEST_DIFFERENCE = 1e-4
-LOGIT_TOKENS = 2048  # whose logits are compared, of lines of all lengths
-NUMBERS_AT_ONCE = 1 << 24  # in the logits of a batch
+LOGIT_TOKENS = 2048  # number of tokens whose logits are compared, in lines of all lengths
+NUMBERS_AT_ONCE = 1 << 24  # size of the logits of a batch
 REMEDY = "train on a dataset of `mlsm binarize`, or of fairseq-preprocess with --srcdict and the tokenizer's dict.txt"
-# symbols of a dictionary that are no pieces: special ones, and those with which fairseq-preprocess fills it up
+# symbols of a dictionary that are not pieces: special symbols, and fairseq-preprocess's padding symbols
 NO_PIECES = re.compile(r"<[^<>]+>|madeupword\d{4}")
 
 
@@ -35,17 +35,17 @@ NO_PIECES = re.compile(r"<[^<>]+>|madeupword\d{4}")
 class Comparison:
     """The result of a comparison on lines of text.
 
-    Long runs of one character have many cuts of equal probability, and float32 rounding decides which one SentencePiece
-    chooses. Lines that name a special token with a role, such as ``<mask>``, are compared as plain text, which Hugging
-    Face's tokenizer reads with ``split_special_tokens=True``.
+    Long runs of one character have many segmentations of equal probability, and float32 rounding decides which of them
+    SentencePiece chooses. Lines that contain a special token with a role, such as ``<mask>``, are compared as plain
+    text, as Hugging Face's tokenizer reads it with ``split_special_tokens=True``.
     """
 
-    lines: int  # whose ids are the same
-    reordered: int  # further lines, which are cut into the same pieces in another order
-    with_symbols: int  # of all these lines, those that name a special token with a role
-    masked: int  # these lines with masks in several places, whose ids are the same or reordered, too
-    tokens: int  # whose logits were compared
-    largest_difference: float  # of two logits, or numbers of two hidden states
+    lines: int  # lines with the same ids
+    reordered: int  # further lines, cut into the same pieces in another order
+    with_symbols: int  # how many of these lines contain a special token with a role
+    masked: int  # variants of these lines with masks, with the same or reordered ids
+    tokens: int  # tokens whose logits were compared
+    largest_difference: float  # between two logits, or two numbers in hidden states
 
 
 def compare(
@@ -59,25 +59,25 @@ def compare(
     masked: bool = True,
     head: bool = True,
 ) -> Comparison:
-    """Compare our model, in eval mode, with Hugging Face's: ids of lines, with masks and without, and logits.
+    """Compare our model, in eval mode, with Hugging Face's: ids of lines, with and without masks, and logits.
 
-    Logits are those of 2,048 tokens in lines of all lengths, each with a masked token; the embeddings of all symbols
-    are compared, too. ValueError names a line of which ids differ, or a logit by more than 1e-4.
+    Logits are compared for 2,048 tokens in lines of all lengths, each with a masked token, and embeddings for all
+    symbols. ValueError names a line whose ids differ, or with a logit that differs by more than 1e-4.
 
     Args:
         interface: our model, as the hub loads it.
-        ids: Hugging Face's id of each of ours, int64 ``(len(dictionary),)``.
-        tokenizer, model: Hugging Face's.
-        lines: text.
-        word: what an error calls the model, such as "exported".
+        ids: Hugging Face's id for each of our ids, int64 ``(len(dictionary),)``.
+        tokenizer, model: Hugging Face's tokenizer and model.
+        lines: lines of text.
+        word: adjective for the model in errors, such as "exported".
         masked: also compare the ids of ``lines`` with masks, as ``pipeline("fill-mask")`` reads them.
-        head: whether Hugging Face's model has a masked-LM head; without one, hidden states are compared.
+        head: whether Hugging Face's model has a masked-LM head; otherwise hidden states are compared.
     """
     return _BothModels(interface, ids, tokenizer, model, word=word, head=head).compared(lines, masked=masked)
 
 
 class _BothModels:
-    """Arguments are those of :func:`compare`."""
+    """Our model and Hugging Face's; arguments are those of :func:`compare`."""
 
     def __init__(
         self, interface: "MlsmHubInterface", ids: Tensor, tokenizer: Any, model: Any, *, word: str, head: bool
@@ -113,7 +113,7 @@ class _BothModels:
         return Comparison(len(lines) - reordered, reordered, sum(named), len(variants), tokens, difference)
 
     def _is_reordered(self, line: str, our_ids: Tensor, as_text: bool) -> bool:
-        """Whether both tokenizers cut a line into the same pieces in another order; ValueError if others."""
+        """Whether both tokenizers cut a line into the same pieces in another order; ValueError if pieces differ."""
         their_ids = self.as_text.encode(line).ids if as_text else self.tokenizer(line)["input_ids"]
         if as_text:
             inside = [self.unknown if number in self.special else number for number in their_ids[1:-1]]
@@ -134,7 +134,7 @@ class _BothModels:
             raise ValueError(f"the {self.word} tokenizer gives other ids for {line!r}; nothing was written{why}")
 
     def _check_embeddings(self, lines: Sequence[str], encoded: Sequence[Tensor]) -> None:
-        """Raise ValueError if the embedding of a symbol differs; it names a line with the symbol."""
+        """Raise ValueError, with a line that has the symbol, if the embedding of a symbol differs."""
         embeddings = token_embeddings(sentence_encoder(self.interface.model)).weight
         differing = ~(
             (embeddings - self.model.get_input_embeddings().weight[self.ids]).abs() <= LARGEST_DIFFERENCE
@@ -147,7 +147,7 @@ class _BothModels:
             raise ValueError(f"the {self.word} model has another {what}; nothing was written")
 
     def _compare_logits(self, lines: Sequence[str], encoded: Sequence[Tensor]) -> tuple[int, float]:
-        """How many tokens' logits were compared, and the largest difference; ValueError if it is too large."""
+        """The number of tokens with compared logits, and the largest difference; ValueError if it is too large."""
         limit = int(self.interface.model.max_positions())
         order = sorted(range(len(lines)), key=lambda line: len(encoded[line]), reverse=True)
         step = math.ceil(sum(min(len(tokens), limit) for tokens in encoded) / LOGIT_TOKENS)
@@ -177,7 +177,7 @@ class _BothModels:
         return tokens
 
     def _batches(self, lines: Sequence[Line]) -> Iterator[list[Line]]:
-        """Lines in batches of one length or slightly shorter ones; they come longest first."""
+        """Batches of lines of similar length; ``lines`` are sorted by length, the longest first."""
         first = 0
         room = NUMBERS_AT_ONCE // len(self.dictionary)
         while first < len(lines):
@@ -186,7 +186,7 @@ class _BothModels:
             first += size
 
     def _differences(self, tokens: Tensor) -> Tensor:
-        """The largest difference of two numbers in each row of ids ``(B, T)``: ``(B,)``."""
+        """The largest difference between two numbers for each row of ids ``(B, T)``: ``(B,)``."""
         attended = tokens.ne(self.dictionary.pad())
         ours = self.interface.model(tokens, features_only=not self.head)[0]
         output = self.model(input_ids=self.ids[tokens], attention_mask=attended.long())
@@ -196,9 +196,9 @@ class _BothModels:
 
 
 def vocabulary_difference(interface: "MlsmHubInterface") -> str | None:
-    """How the symbols of a model differ from the pieces of its SentencePiece tokenizer, in words; None: they do not.
+    """A phrase about how a model's symbols differ from the pieces of its SentencePiece tokenizer; None if they agree.
 
-    The order of the symbols does not matter, nor do those with which ``fairseq-preprocess`` fills a dictionary up.
+    The order of the symbols does not matter, and neither do the padding symbols of ``fairseq-preprocess``.
     """
     if isinstance(interface.bpe, HuggingFaceBPE):
         return None

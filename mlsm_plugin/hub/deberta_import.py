@@ -1,4 +1,4 @@
-"""Import of a ``DebertaV2ForMaskedLM`` of Hugging Face as ``mlsm_deberta`` (see ``hf_import``)."""
+"""Import a ``DebertaV2ForMaskedLM`` of Hugging Face as ``mlsm_deberta`` (see ``hf_import``)."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +17,7 @@ ARCHITECTURE = "mlsm_deberta"
 
 
 def check_importable(config: "PretrainedConfig", folder: Path) -> None:
-    """Raise ValueError unless ``mlsm_deberta`` computes what a model with this configuration computes."""
+    """Raise ValueError unless ``mlsm_deberta`` computes the same as a model with this configuration."""
     width = config.hidden_size
     kinds = config.pos_att_type or []
     width_of_head = width // max(1, config.num_attention_heads)
@@ -31,7 +31,7 @@ def check_importable(config: "PretrainedConfig", folder: Path) -> None:
 
 
 def architecture_flags(config: "PretrainedConfig") -> list[str]:
-    """Flags of ``fairseq-train`` that make the model of a ``DebertaV2Config``."""
+    """Flags of ``fairseq-train`` for the model of a ``DebertaV2Config``."""
     positions = int(config.max_position_embeddings)
     longest = int(config.max_relative_positions)
     values = {
@@ -46,7 +46,7 @@ def architecture_flags(config: "PretrainedConfig") -> list[str]:
 def imported_weights(state: dict[str, Tensor], ids: Tensor, config: "PretrainedConfig") -> dict[str, Tensor]:
     """Weights of ``mlsm_deberta`` from the state dict of a ``DebertaV2ForMaskedLM``, float32.
 
-    ``ids`` has for each id of the dictionary Hugging Face's.
+    ``ids`` holds Hugging Face's id for each id of the dictionary.
     """
     names = deberta_names(int(config.num_hidden_layers), legacy=bool(getattr(config, "legacy", True)))
     weights = renamed(state, {ours: theirs for theirs, ours in names.items()}, ids)

@@ -1,4 +1,4 @@
-"""Export of a checkpoint to Hugging Face: a stock model for masked LM with a fast tokenizer."""
+"""Export a checkpoint to Hugging Face: a stock model for masked LM with a fast tokenizer."""
 
 import re
 import tempfile
@@ -25,7 +25,7 @@ from mlsm_plugin.huggingface.pretraining_model import head_transform
 if TYPE_CHECKING:
     from mlsm_plugin.hub.interface import MlsmHubInterface
 
-# what Python calls whitespace and SentencePiece does not; fairseq drops it where it parts the pieces of a line
+# characters that are whitespace for Python, but not for SentencePiece; fairseq drops them when it splits a line
 WHITESPACE = "[\t-\r\x1c-\x1f\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]"
 
 
@@ -33,8 +33,8 @@ WHITESPACE = "[\t-\r\x1c-\x1f\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f
 class ExportProof(Comparison):
     """The result of a comparison with the written files, loaded again."""
 
-    latent_atoms: int  # of the latent head; 0 if there is none
-    vocabulary: str | None  # how it differs from the tokenizer's, so that other text can get other ids, if it does
+    latent_atoms: int  # number of atoms of the latent head; 0 if there is none
+    vocabulary: str | None  # how it differs from the tokenizer's, if it does; other text can then get other ids
     no_head: str | None  # why the masked-LM head was left out, if it was
 
 
@@ -51,10 +51,10 @@ def check_exportable(interface: "MlsmHubInterface") -> None:
 
 
 def exported_ids(interface: "MlsmHubInterface") -> Tensor:
-    """For each id of the dictionary its id in the exported model, ``(len(dictionary),)`` int64, a permutation.
+    """The id in the exported model for each id of the dictionary, ``(len(dictionary),)`` int64, a permutation.
 
-    A Hugging Face tokenizer keeps its own ids; symbols that it does not know, such as NPM's, come after them. Raises
-    ValueError if the dictionary is not that of the tokenizer, or there is no such permutation.
+    A Hugging Face tokenizer keeps its ids; symbols that it does not know, such as NPM's, come after them. ValueError if
+    the dictionary does not belong to the tokenizer, or there is no such permutation.
     """
     ids = torch.arange(len(interface.task.source_dictionary))
     if isinstance(interface.bpe, HuggingFaceBPE):
@@ -86,7 +86,7 @@ def fast_tokenizer(interface: "MlsmHubInterface") -> Any:
         source.folder,
         trust_remote_code=False,
         model_max_length=int(interface.model.max_positions()),
-        # BERT's tokenizer also gives token types, for which the model has one row
+        # BERT's tokenizer also returns token types, but the model has only one type
         model_input_names=["input_ids", "attention_mask"],
     )
     further = interface.task.source_dictionary.symbols[len(source.hf_ids) :]
@@ -104,7 +104,7 @@ def exported_tokenizer(interface: "MlsmHubInterface") -> HuggingFaceTokenizer:
 
 
 def _tokenizer_from_sentencepiece(interface: "MlsmHubInterface") -> Any:
-    """A tokenizer that gives fairseq's ids; raises ValueError if the SentencePiece model is not of type unigram."""
+    """A tokenizer with fairseq's ids; ValueError if the SentencePiece model is not of type unigram."""
     from sentencepiece import sentencepiece_model_pb2
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
@@ -121,15 +121,15 @@ def _tokenizer_from_sentencepiece(interface: "MlsmHubInterface") -> Any:
     steps: list[Any] = []
     if proto.normalizer_spec.precompiled_charsmap:
         steps.append(normalizers.Precompiled(proto.normalizer_spec.precompiled_charsmap))
-    # the spaces that a text begins with become one, which marks its first word as the one after a mask does
+    # leading spaces become one space, which marks the first word as a space after a mask does
     steps += [normalizers.Replace(Regex(pattern), by) for pattern, by in ((r" +\z", ""), (" {2,}", " "))]
     tokenizer.normalizer = normalizers.Sequence(steps)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            # what stands right after a mask is not the beginning of a word
+            # text right after a mask does not begin a word
             pre_tokenizers.Metaspace(replacement=SENTENCEPIECE_BEGIN, prepend_scheme="first"),
             pre_tokenizers.Split(Regex(WHITESPACE), "removed"),
-            # The model holds the special tokens as pieces, too. No piece of `mlsm tokenizer` goes on after a "<".
+            # The model also holds the special tokens as pieces. No piece of `mlsm tokenizer` continues after a "<".
             pre_tokenizers.Split(Regex(f"<(?={'|'.join(rests)})"), "merged_with_previous"),
         ]
     )
@@ -155,12 +155,12 @@ def export(
 ) -> ExportProof:
     """Write configuration, weights (safetensors) and tokenizer, load them again, and compare.
 
-    A masked-LM head that was not trained is left out; ``AutoModel`` opens such a folder. ``overwrite`` replaces another
-    model in the folder. Ids and logits, or hidden states without a head, are compared on ``lines`` of text; nothing
-    appears in ``output`` unless that succeeds.
+    An untrained masked-LM head is left out; ``AutoModel`` opens such a folder. ``overwrite`` replaces another model in
+    the folder. Ids and logits, or hidden states without a head, are compared on ``lines`` of text; nothing appears in
+    ``output`` unless the comparison succeeds.
 
     ValueError if the model cannot be exported, a package is missing, ids differ, a logit differs by more than 1e-4, or
-    the folder holds something else.
+    the folder holds another model or other files.
     """
     transformers = import_transformers()
     try:
@@ -187,7 +187,7 @@ def export(
 
 
 def _latent_head(interface: "MlsmHubInterface", model: Any, has_head: bool) -> dict[str, Tensor]:
-    """The weights of the latent head, and of the first half of the masked-LM head if no file has that."""
+    """The weights of the latent head, and of the masked-LM head's first half if no other file has it."""
     weights = dict(model_parts.lm_head(interface.model).atom_projection.state_dict())
     if not has_head:
         weights |= head_transform(model, model.state_dict())

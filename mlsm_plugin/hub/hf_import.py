@@ -1,4 +1,4 @@
-"""A stock masked LM of Hugging Face as a checkpoint of the encoder that computes the same; training starts from it."""
+"""Import a stock masked LM of Hugging Face as a checkpoint of the equivalent encoder; training can start from it."""
 
 import logging
 import pickle
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 CHECKPOINT = "model.pt"
 MASKED_LM = ("--task", "plain_masked_lm", "--criterion", "masked_lm")
-# as Min et al. (2022) query their models: the mask is that of RoBERTa, and probabilities of closed sets are flatter
+# as Min et al. (2022) query their models: with RoBERTa's mask, and with flatter probabilities of closed sets
 NPM = (
     "--task",
     "nonparametric_masked_lm",
@@ -33,7 +33,7 @@ NPM = (
     "--closed-set-temperature",
     "5.0",
 )
-# by the type of the library's model
+# by the model type in transformers
 IMPORT_MODULES = {
     "deberta-v2": deberta_import,
     "modernbert": modernbert_import,
@@ -46,19 +46,19 @@ EMBEDDINGS = "embeddings.word_embeddings.weight"
 class ImportProof(Comparison):
     """The result of a comparison with the written files, loaded again."""
 
-    flags: tuple[str, ...]  # of ``fairseq-train``, which make the same model for the same objective
+    flags: tuple[str, ...]  # flags of ``fairseq-train`` for the same model and objective
 
 
 def import_model(name: PathLike, output: PathLike, lines: Sequence[str], *, npm: str | None = None) -> ImportProof:
     """Write a checkpoint, ``dict.txt`` and the tokenizer, load them, and compare with Hugging Face's model.
 
-    The checkpoint is that of an untrained ``plain_masked_lm`` or, if ``npm`` says whether it retrieves a ``phrase`` or
-    a ``single`` token, of ``nonparametric_masked_lm``; the head may then be missing, and is initialized at random. The
-    dictionary is the one that ``mlsm binarize`` makes with this tokenizer.
+    The task of the checkpoint is ``plain_masked_lm``, or ``nonparametric_masked_lm`` with ``npm`` (``phrase`` or
+    ``single``: what is retrieved); a missing head of the latter is initialized at random. ``mlsm binarize`` makes the
+    same dictionary with this tokenizer.
 
-    Raises ValueError if none of our encoders can compute the model, its weights or its tokenizer cannot be read, ids
-    differ, a logit differs by more than 1e-4, or the folder is not new. Nothing appears in it unless the comparison on
-    ``lines`` of text succeeds.
+    ValueError if none of our encoders can compute the model, its weights or its tokenizer cannot be read, ids differ, a
+    logit differs by more than 1e-4, or the folder is not new. Nothing appears in it unless the comparison on ``lines``
+    of text succeeds.
     """
     output = Path(output)
     if output.exists() and not (output.is_dir() and not any(output.iterdir())):
@@ -83,17 +83,17 @@ def import_model(name: PathLike, output: PathLike, lines: Sequence[str], *, npm:
         weights = kind.imported_weights(model.state_dict(), ids, config)
         write_untrained(temporary / CHECKPOINT, configuration_of([str(output.resolve()), *flags]), weights)
         interface = from_pretrained(temporary)
-        # as it is: that of HuggingFaceTextTokenizer takes special tokens as text
+        # unchanged, since HuggingFaceTextTokenizer's backend reads special tokens as text
         theirs = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-        # others read text beside masks in another way than in training
+        # other tokenizers read text beside masks differently than in training
         masked = reading_as_trained(theirs) is theirs
         comparison = compare(interface, ids, theirs, model, lines, word="imported", masked=masked)
     return ImportProof(**vars(comparison), flags=tuple(flags))
 
 
 def lightning_weights(folder: Path) -> dict[str, Tensor] | None:
-    """The weights in the one checkpoint of Lightning (``*.ckpt``) in a folder without others, named as transformers
-    names them; None if there is none. ValueError if it holds anything but plain data.
+    """The weights, by transformers' names, in the only Lightning checkpoint (``*.ckpt``) of a folder without other
+    weights; None if there is none. ValueError if it holds anything but plain data.
     """
     files = list(folder.glob("*.ckpt"))
     if len(files) != 1 or any((folder / name).is_file() for name in WEIGHTS):

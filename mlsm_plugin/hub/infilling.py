@@ -1,4 +1,4 @@
-"""Filling the gaps of a text with a trained denoising model."""
+"""Fill the gaps of a text with a trained denoising model."""
 
 from typing import Any
 
@@ -34,9 +34,9 @@ class DenoisingHubInterface(torch.nn.Module):
         return device
 
     def encode(self, text: str) -> Tensor:
-        """Ids ``(T,)`` of a text with sentinels, EOS included.
+        """Ids ``(T,)`` of a text with sentinels, with EOS.
 
-        ValueError if the text has a sentinel that the model lacks, or one twice, or is too long for the model.
+        ValueError if the text has a sentinel that the model lacks, has a sentinel twice, or is too long for the model.
         """
         ids = encode_with_sentinels(text, self.bpe, self.dictionary, len(self.sentinels))
         limit = int(self.model.encoder.max_positions())
@@ -45,7 +45,7 @@ class DenoisingHubInterface(torch.nn.Module):
         return torch.tensor([*ids, self.dictionary.eos()])
 
     def decode(self, ids: Any) -> str:
-        """Text of ids; EOS is left out, sentinels are written as they are."""
+        """The text of ids, without EOS and with sentinels."""
         words: list[str] = []
         symbols: list[str] = []
         known = set(sentinel_symbols(len(self.sentinels)))
@@ -64,9 +64,9 @@ class DenoisingHubInterface(torch.nn.Module):
     def infill(self, text: str, beam: int = 4, *, max_length: int | None = None) -> Infilling:
         """Fill the gaps of a text such as ``"The <extra_id_0> walks in <extra_id_1> park"``, by beam search.
 
-        ``max_length`` is the longest target in tokens; None: what the model's positions allow. ValueError if the text
-        has no sentinel, one that the model lacks, or one twice, is too long, or has too many unknown tokens, or
-        a number is not positive.
+        ``max_length`` is the longest target in tokens; None: as long as the model's positions allow. ValueError if the
+        text has no sentinel, is too long, has too many unknown tokens, or as for :meth:`encode`, or a number is not
+        positive.
         """
         check_search(beam, max_length)
         source = self.encode(text)

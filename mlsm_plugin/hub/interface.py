@@ -1,4 +1,4 @@
-"""The interface of a loaded model: fairseq's for RoBERTa, plus latent properties, labels and phrases."""
+"""The interface of a loaded model: fairseq's RoBERTa interface, plus latent properties, labels and phrases."""
 
 import logging
 from collections.abc import Sequence
@@ -28,23 +28,23 @@ class TokenProperties:
     """The strongest latent semantic properties of a token."""
 
     token: str  # the piece, as the tokenizer writes it
-    atoms: list[tuple[int, float]]  # with their probabilities, strongest first
+    atoms: list[tuple[int, float]]  # atoms and their probabilities, strongest first
     names: list[str] = field(default_factory=list, repr=False)  # of these atoms, if names were passed; "" for none
 
 
 class MlsmHubInterface(RobertaHub):
     """fairseq's ``RobertaHubInterface`` (encode, decode, extract_features, fill_mask, ...) plus latent properties.
 
-    Only ``extract_features_aligned_to_words`` is not there.
+    Only ``extract_features_aligned_to_words`` is not supported.
 
-    ``max_unk_rate`` is the largest share of a text that may be unknown; methods that get a text refuse it above that,
-    and warn below. :meth:`encode` and what gets tokens do not.
+    ``max_unk_rate`` is the largest share of a text that may be unknown. Methods that take a text raise ValueError above
+    it, and warn of unknown tokens below it; :meth:`encode` and methods that take tokens do neither.
     """
 
     max_unk_rate = MAX_UNK_RATE_OF_A_TEXT
 
     def extract_features_aligned_to_words(self, sentence: str, return_all_hiddens: bool = False) -> Tensor:
-        """Always ValueError: fairseq's method needs spaCy 2, and fails where the tokenizer changes characters."""
+        """Always raise ValueError: fairseq's method needs spaCy 2, and fails if the tokenizer changes characters."""
         raise ValueError(
             "extract_features_aligned_to_words is not offered: fairseq's needs spaCy 2, and fails where the tokenizer "
             "changes characters; extract_features(encode(text)) has a vector for each token"
@@ -52,7 +52,7 @@ class MlsmHubInterface(RobertaHub):
 
     @property
     def num_atoms(self) -> int:
-        """Number of atoms of the latent head; 0 if the model has none that was trained."""
+        """Number of atoms of the latent head; 0 if the model has no trained latent head."""
         projection = getattr(lm_head(self.model), "atom_projection", None)
         untrained = getattr(self.cfg.criterion, "latent_weight", None) == 0
         return 0 if projection is None or untrained else int(projection.out_features)
@@ -61,8 +61,8 @@ class MlsmHubInterface(RobertaHub):
     def latent_distribution(self, tokens: Tensor) -> Tensor:
         """Predicted distribution over the latent properties of each token, ``(B, T, n_atoms)`` float32.
 
-        ``tokens`` are ``(T,)`` or ``(B, T)`` ids, as :meth:`encode` makes them. ValueError if the model has no latent
-        head, or there are too many tokens.
+        ``tokens`` are ``(T,)`` or ``(B, T)`` ids from :meth:`encode`. ValueError if the model has no latent head, or
+        there are too many tokens.
         """
         if self.num_atoms == 0:
             raise ValueError("this model has no latent properties: it was not trained with masked_latent_semantic")
@@ -106,14 +106,14 @@ class MlsmHubInterface(RobertaHub):
 
     @torch.no_grad()
     def fill_mask(self, masked_input: str, topk: int = 5) -> list[tuple[str, float, str]]:
-        """The most likely tokens for the one ``<mask>`` of a text, each as (filled text, probability, token).
+        """The most likely tokens for the only ``<mask>`` of a text, each as (filled text, probability, token).
 
-        Special symbols are left out. A token of SentencePiece that begins a word begins with a space, as in fairseq.
-        Of a text that is longer than the model's positions, the model sees the part around the mask.
+        Special symbols are left out. A SentencePiece token that begins a word begins with a space, as in fairseq. If a
+        text is longer than the model's positions, the model sees the part around the mask.
 
         Raises:
-            ValueError: the text has no mask, or several; ``topk`` is not a number from 1 to that of the symbols that
-                are not special; the masked-LM head was not trained; or too many tokens of the text are unknown.
+            ValueError: the text has no mask, or several; ``topk`` is below 1, or above the number of symbols that are
+                not special; the masked-LM head was not trained; or too many tokens of the text are unknown.
         """
         if (why := why_untrained(self.cfg)) is not None:
             raise ValueError(f"{why}: it cannot fill masks")
@@ -142,10 +142,10 @@ class MlsmHubInterface(RobertaHub):
         return filled
 
     def fill_phrase(self, text: str, datastore: Any, topk: int = 5, **settings: Any) -> list[Any]:
-        """Phrases of a datastore for the masks of ``text``, best first; ValueError if it has none.
+        """Phrases of a datastore for the masks of ``text``, best first; ValueError if there is no mask.
 
         Args:
-            text: text with one or several ``<mask>``.
+            text: text with one or more ``<mask>``.
             datastore: a :class:`mlsm_plugin.retrieval.PhraseDatastore` made with this model, or its folder.
             topk: number of phrases for each mask.
             settings: fields of :class:`mlsm_plugin.retrieval.phrase_filling.FillingSettings`.
@@ -166,15 +166,15 @@ class MlsmHubInterface(RobertaHub):
     def predict_labels(
         self, texts: Sequence[Sequence[str]], *, batch_size: int = 32, head: str = "sentence_classification_head"
     ) -> list[tuple[Any, float]]:
-        """What a fine-tuned model predicts for texts; ValueError if it was not fine-tuned.
+        """The predictions of a fine-tuned model for texts; ValueError if it was not fine-tuned.
 
         Args:
-            texts: one text each, or two for pairs; texts longer than the model's positions are cut, with a warning.
+            texts: one text each, or two for pairs. Texts longer than the model's positions are cut, with a warning.
             batch_size: number of texts at once; texts of similar length are batched together.
             head: name of the classification head.
 
         Returns:
-            (label, its probability) for each; for regression the predicted number, twice.
+            (label, its probability) for each; for regression, the predicted number twice.
         """
         if not self.has_classification_head(head):
             raise ValueError(
@@ -211,13 +211,13 @@ class MlsmHubInterface(RobertaHub):
         return self.predict_labels([(text,) if second is None else (text, second)])[0][0]
 
     def _encode_with_masks(self, text: str) -> tuple[list[int], list[int]]:
-        """``<s> ... </s>`` ids in which every ``<mask>`` is the mask symbol, and where these are."""
+        """``<s> ... </s>`` ids with the mask symbol for each ``<mask>``, and the positions of the masks."""
         check_known([text], self.bpe, self.task.source_dictionary, self.max_unk_rate)
         return encode_masked_text(text, self.bpe, self.task.source_dictionary, masks=[self.task.mask_idx])
 
 
 def _check_topk(topk: int, most: int | None = None) -> None:
-    """Raise ValueError unless so many results can be asked for; ``most`` is the largest number of tokens."""
+    """Raise ValueError unless ``topk`` is from 1 to ``most`` (None: no limit)."""
     if topk < 1 or (most is not None and topk > most):
         limit = "" if most is None else f", and at most {most:,}, the symbols that are not special"
         raise ValueError(f"topk is {topk}; it must be at least 1{limit}")

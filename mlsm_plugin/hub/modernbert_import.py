@@ -1,4 +1,4 @@
-"""Import of a ``ModernBertForMaskedLM`` of Hugging Face as ``mlsm_modern`` (see ``hf_import``)."""
+"""Import a ``ModernBertForMaskedLM`` of Hugging Face as ``mlsm_modern`` (see ``hf_import``)."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,8 +24,8 @@ OF_MLSM_MODERN = {
 
 
 def check_importable(config: "PretrainedConfig", folder: Path) -> None:
-    """Raise ValueError unless ``mlsm_modern`` computes what a model with this configuration computes."""
-    library_classes()  # raises an error where transformers is too old
+    """Raise ValueError unless ``mlsm_modern`` computes the same as a model with this configuration."""
+    library_classes()  # raises an error if transformers is too old
     for name, value in OF_MLSM_MODERN.items():
         if getattr(config, name) != value:
             raise ValueError(f"{folder} has {name} {getattr(config, name)}; only {value} can be imported")
@@ -43,7 +43,7 @@ def check_importable(config: "PretrainedConfig", folder: Path) -> None:
 
 
 def architecture_flags(config: "PretrainedConfig") -> list[str]:
-    """Flags of ``fairseq-train`` that make the model of a ``ModernBertConfig``."""
+    """Flags of ``fairseq-train`` for the model of a ``ModernBertConfig``."""
     positions = int(config.max_position_embeddings)
     rope = config.rope_parameters
     values: dict[str, Any] = {
@@ -65,7 +65,7 @@ def architecture_flags(config: "PretrainedConfig") -> list[str]:
 def imported_weights(state: dict[str, Tensor], ids: Tensor, config: "PretrainedConfig") -> dict[str, Tensor]:
     """Weights of ``mlsm_modern`` from the state dict of a ``ModernBertForMaskedLM``, float32.
 
-    ``ids`` has for each id of the dictionary Hugging Face's. Without a bias of the output, the bias is 0.
+    ``ids`` holds Hugging Face's id for each id of the dictionary. A missing output bias becomes 0.
     """
     state = {"decoder.bias": torch.zeros(len(state["decoder.weight"]))} | state
     names = {ours: theirs for theirs, ours in modernbert_names(int(config.num_hidden_layers)).items()}

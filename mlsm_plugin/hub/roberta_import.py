@@ -1,4 +1,4 @@
-"""Import of a RoBERTa, XLM-R, CamemBERT or BERT of Hugging Face as ``mlsm_roberta`` (see ``hf_import``)."""
+"""Import a RoBERTa, XLM-R, CamemBERT or BERT of Hugging Face as ``mlsm_roberta`` (see ``hf_import``)."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,14 +26,14 @@ OF_MLSM_ROBERTA = {
 
 
 def check_importable(config: "PretrainedConfig", folder: Path) -> None:
-    """Raise ValueError unless ``mlsm_roberta`` computes what a model with this configuration computes."""
+    """Raise ValueError unless ``mlsm_roberta`` computes the same as a model with this configuration."""
     for name, value in OF_MLSM_ROBERTA.items():
         if getattr(config, name, value) != value:
             raise ValueError(f"{folder} has {name} {getattr(config, name)}; only {value} can be imported")
 
 
 def architecture_flags(config: "PretrainedConfig") -> list[str]:
-    """Flags of ``fairseq-train`` that make the model of a ``RobertaConfig`` or ``BertConfig``."""
+    """Flags of ``fairseq-train`` for the model of a ``RobertaConfig`` or ``BertConfig``."""
     positions = positions_of(config)
     values = {
         "layer_norm_eps": float(config.layer_norm_eps),
@@ -47,8 +47,8 @@ def architecture_flags(config: "PretrainedConfig") -> list[str]:
 def imported_weights(state: dict[str, Tensor], ids: Tensor, config: "PretrainedConfig") -> dict[str, Tensor]:
     """Weights of ``mlsm_roberta`` from the state dict of a ``RobertaForMaskedLM`` or ``BertForMaskedLM``, float32.
 
-    ``ids`` has for each id of the dictionary Hugging Face's. Every token is of the first type, of which the embedding
-    is added to those of the positions. BERT's positions begin at 0, RoBERTa's after the padding id.
+    ``ids`` holds Hugging Face's id for each id of the dictionary. All tokens have the first token type, whose embedding
+    is added to the position embeddings. BERT's positions begin at 0, RoBERTa's after the padding id.
     """
     named = bert_name if config.model_type == "bert" else str
     names = {ours: named(theirs) for theirs, ours in roberta_names(range(int(config.num_hidden_layers))).items()}

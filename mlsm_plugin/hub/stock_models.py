@@ -1,4 +1,4 @@
-"""The stock models of Hugging Face that compute what an encoder of ours computes: RoBERTa, ModernBERT, DeBERTa-v2."""
+"""The stock models of Hugging Face that compute the same as our encoders: RoBERTa, ModernBERT, DeBERTa-v2."""
 
 from argparse import Namespace
 from collections.abc import Iterable, Mapping
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 POSITIONS = "roberta.embeddings.position_embeddings.weight"
 TOKEN_TYPES = "roberta.embeddings.token_type_embeddings.weight"
-# how names of RoBERTa begin -> how those of BERT do; the first that fits counts
+# prefix of RoBERTa's names -> prefix of BERT's names; the first that fits counts
 OF_BERT = {
     "roberta.": "bert.",
     "lm_head.layer_norm.": "cls.predictions.transform.LayerNorm.",
@@ -46,7 +46,7 @@ NAMES = {
     "decoder.weight": model_parts.OUTPUT,
     "decoder.bias": model_parts.OUTPUT_BIAS,
 }
-# the same of a layer; the first one has no norm before its attention
+# the same for the parts of a layer; the first layer has no norm before its attention
 OF_MODERN_LAYER = {
     "attn_norm": "attention_norm",
     "attn.Wqkv": "qkv_proj",
@@ -55,7 +55,7 @@ OF_MODERN_LAYER = {
     "mlp.Wi": "fc1",
     "mlp.Wo": "fc2",
 }
-# The same of DebertaV2; each of these has a weight and a bias. The three projections are one matrix in ours.
+# The same for DebertaV2; each part has a weight and a bias. Our model joins the three projections in one matrix.
 OF_DEBERTA_LAYER = {
     "attention.self.query_proj": "query",
     "attention.self.key_proj": "key",
@@ -66,13 +66,13 @@ OF_DEBERTA_LAYER = {
     "output.dense": "fc2",
     "output.LayerNorm": "ffn_norm",
 }
-DEBERTA_HEADS = {  # dense layer and norm of both heads that the library has
+DEBERTA_HEADS = {  # dense layer and norm of the library's two heads, by its setting `legacy`
     True: ("cls.predictions.transform.dense", "cls.predictions.transform.LayerNorm"),
     False: ("lm_predictions.lm_head.dense", "lm_predictions.lm_head.LayerNorm"),
 }
 JOINT = "qkv_proj"
 PARTS = ("query", "key", "value")
-# what a DebertaV2 has that computes what ours computes
+# settings of a DebertaV2 that computes the same as our model
 OF_MLSM_DEBERTA: dict[str, Any] = {
     **dict.fromkeys(("relative_attention", "share_att_key", "tie_word_embeddings"), True),
     "position_biased_input": False,
@@ -85,11 +85,11 @@ OF_MLSM_DEBERTA: dict[str, Any] = {
 
 
 def stock_model(interface: "MlsmHubInterface", ids: Tensor) -> Any:
-    """Hugging Face's model that computes what ours computes.
+    """Hugging Face's model that computes the same as ours.
 
-    It is a ``RobertaForMaskedLM``, a ``ModernBertForMaskedLM`` or a ``DebertaV2ForMaskedLM``.
-    ``interface`` is a loaded model, and ``ids`` ``(len(dictionary),)``, a permutation, has for each id of the
-    dictionary its id in the exported model. ValueError if stock RoBERTa lacks a part of it, or transformers is too old.
+    It is a ``RobertaForMaskedLM``, a ``ModernBertForMaskedLM`` or a ``DebertaV2ForMaskedLM``. ``interface`` is a loaded
+    model. ``ids`` ``(len(dictionary),)``, a permutation, holds the id in the exported model for each id of the
+    dictionary. ValueError if stock RoBERTa lacks a part of the model, or transformers is too old.
     """
     from transformers import DebertaV2ForMaskedLM, RobertaForMaskedLM
 
@@ -146,8 +146,8 @@ def roberta_config(interface: "MlsmHubInterface", ids: Tensor) -> Any:
 
 
 def roberta_names(layers: Iterable[int]) -> dict[str, str]:
-    """For each weight of a ``RobertaForMaskedLM``, but :data:`TOKEN_TYPES`, its name in a checkpoint of
-    ``mlsm_roberta``; ``layers`` are the numbers of the layers.
+    """The name in a checkpoint of ``mlsm_roberta`` for each weight of a ``RobertaForMaskedLM`` except
+    :data:`TOKEN_TYPES`; ``layers`` are the numbers of the layers.
     """
     pairs = [("roberta.embeddings.LayerNorm", model_parts.EMBEDDING_NORM)]
     pairs += [(f"lm_head.{name}", f"{model_parts.LM_HEAD}{name}") for name in model_parts.LM_HEAD_PARTS]
@@ -160,7 +160,7 @@ def roberta_names(layers: Iterable[int]) -> dict[str, str]:
         "roberta.embeddings.word_embeddings.weight": model_parts.EMBEDDINGS,
         POSITIONS: model_parts.POSITIONS,
         "lm_head.decoder.weight": model_parts.OUTPUT,
-        **dict.fromkeys(("lm_head.bias", "lm_head.decoder.bias"), model_parts.OUTPUT_BIAS),  # the last is what counts
+        **dict.fromkeys(("lm_head.bias", "lm_head.decoder.bias"), model_parts.OUTPUT_BIAS),  # the last one counts
         **{f"{theirs}.{kind}": f"{ours}.{kind}" for theirs, ours in pairs for kind in ("weight", "bias")},
     }
 
@@ -174,7 +174,7 @@ def bert_name(name: str) -> str:
 def roberta_weights(state: Mapping[str, Tensor], ids: Tensor, pad: int) -> dict[str, Tensor]:
     """Weights of ``RobertaForMaskedLM`` from the state dict of a model; ``ids`` as for :func:`stock_model`.
 
-    Positions begin after the dictionary's padding id ``pad``, and in the exported model after ``ids[pad]``.
+    Positions begin after the dictionary's padding id ``pad``; in the exported model, after ``ids[pad]``.
     """
     weights = renamed(state, roberta_names(model_parts.layer_numbers(state)), ids.argsort())
     positions = weights[POSITIONS]
@@ -185,16 +185,16 @@ def roberta_weights(state: Mapping[str, Tensor], ids: Tensor, pad: int) -> dict[
 
 
 def renamed(state: Mapping[str, Tensor], names: Mapping[str, str], rows: Tensor) -> dict[str, Tensor]:
-    """Weights by other names (``names``: new to old), float32; of what has a row for each symbol, these ``rows``."""
+    """Weights by new names (``names``: new to old), float32; ``rows`` reorders weights with a row per symbol."""
     of_symbols = {*model_parts.VOCABULARY_WEIGHTS}
     return {new: (state[old][rows] if of_symbols & {new, old} else state[old]).float() for new, old in names.items()}
 
 
 def encoder_flags(model: Any, config: Any, positions: int, options: Mapping[str, Any]) -> list[str]:
-    """Flags of ``fairseq-train`` that make an encoder of the class ``model`` of a configuration of Hugging Face.
+    """Flags of ``fairseq-train`` that make an encoder of the class ``model`` from a Hugging Face configuration.
 
-    ``options`` are those of the model beside its size. Samples are as long as the default, or as the model can take if
-    that is less.
+    ``options`` are the options of the model besides its size. Samples have the default length, or the longest that the
+    model can take if that is less.
     """
     values = {
         "encoder_layers": int(config.num_hidden_layers),
@@ -209,7 +209,7 @@ def encoder_flags(model: Any, config: Any, positions: int, options: Mapping[str,
 
 
 def modernbert_names(layers: int) -> dict[str, str]:
-    """For each weight of a ``ModernBertForMaskedLM`` its name in a checkpoint of ``mlsm_modern``."""
+    """The name in a checkpoint of ``mlsm_modern`` for each weight of a ``ModernBertForMaskedLM``."""
     of_layers = {
         f"model.layers.{layer}.{theirs}.weight": f"{model_parts.LAYERS}{layer}.{ours}.weight"
         for layer in range(layers)
@@ -220,7 +220,7 @@ def modernbert_names(layers: int) -> dict[str, str]:
 
 
 def library_classes() -> tuple[Any, Any]:
-    """``ModernBertConfig`` and ``ModernBertForMaskedLM``; ValueError if they are missing or know no types of layers."""
+    """``ModernBertConfig`` and ``ModernBertForMaskedLM``; ValueError if they are missing or have no layer types."""
     try:
         from transformers import ModernBertConfig, ModernBertForMaskedLM
     except ImportError:
@@ -270,9 +270,9 @@ def modernbert_weights(state: Mapping[str, Tensor], ids: Tensor) -> dict[str, Te
 
 
 def deberta_names(layers: int, *, legacy: bool = True) -> dict[str, str]:
-    """For each weight of a ``DebertaV2ForMaskedLM`` its name among those that :func:`divided` gives.
+    """The name in the result of :func:`divided` for each weight of a ``DebertaV2ForMaskedLM``.
 
-    ``legacy`` is a setting of the library's: which of its two heads the model has.
+    ``legacy`` is a setting of the library: which of its two heads the model has.
     """
     dense, norm = DEBERTA_HEADS[legacy]
     pairs = {
@@ -297,7 +297,7 @@ def deberta_names(layers: int, *, legacy: bool = True) -> dict[str, str]:
 
 
 def divided(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The state dict of ``mlsm_deberta`` with the projections to queries, keys and values apart."""
+    """The state dict of ``mlsm_deberta`` with separate projections to queries, keys and values."""
     weights = dict(state)
     for name in [name for name in state if JOINT in name]:
         parts = zip(PARTS, weights.pop(name).chunk(len(PARTS)), strict=True)

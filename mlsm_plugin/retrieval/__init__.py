@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name: str) -> object:
-        """Import the datastore when it is first used: the help of a command needs the settings only."""
+        """Import the datastore when it is first used, since the help of a command only needs the settings."""
         if name == "PhraseDatastore":
             from mlsm_plugin.retrieval.phrase_datastore import PhraseDatastore
 

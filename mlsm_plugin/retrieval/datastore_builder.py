@@ -1,4 +1,4 @@
-"""Building a phrase datastore: the hidden states of a corpus' tokens (Min et al., 2022)."""
+"""Build a phrase datastore: the hidden states of a corpus's tokens (Min et al., 2022)."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
@@ -34,21 +34,21 @@ from mlsm_plugin.retrieval.key_index import bytes_per_key
 from mlsm_plugin.retrieval.settings import DatastoreSettings
 
 FORMAT = 1
-HASHES = "sampled_sha256"  # of each file, in meta.json
+HASHES = "sampled_sha256"  # key in meta.json for a hash of each file
 TOKENS_FILE = "tokens.npy"
 BLOCKS_FILE = "block_starts.npy"
 TOKEN_DTYPE = np.dtype(np.int32)
 POSITION_DTYPE = np.dtype(np.int64)
-CHUNK_ENTRIES = 1 << 19  # of the keys that a search on the CPU reads at once; in float32 they fit into its cache
+CHUNK_ENTRIES = 1 << 19  # entries of keys that a CPU search reads at once; in float32 they fit into the cache
 
 
 class DatastoreWriter(ShardedStoreWriter):
-    """Writes a datastore shard by shard, in any order, over any number of runs, in several processes at a time.
+    """Writes a datastore shard by shard, in any order, in any number of runs and processes.
 
     Args:
         directory: the datastore; created with its first shard.
         plan: content of ``plan.json``; its ``num_tokens``, ``dim`` and ``dtype`` decide when files are whole.
-        shard_tokens: number of tokens of each shard, and so the largest number of its keys.
+        shard_tokens: number of tokens of each shard, which is also the largest number of its keys.
     """
 
     parts = ("keys", "positions")
@@ -64,7 +64,7 @@ class DatastoreWriter(ShardedStoreWriter):
         return super().is_complete and self._has_text()
 
     def whole_shard(self, index: int) -> int | None:
-        """Number of keys of a shard if its files are whole, else None; reads only headers."""
+        """Number of keys of a shard if its files are whole, else None; only reads headers."""
         keys = npy_header(self._path(index, "keys"))
         positions = npy_header(self._path(index, "positions"))
         if keys is None or positions is None or len(positions.shape) != 1:
@@ -91,10 +91,10 @@ class DatastoreWriter(ShardedStoreWriter):
         self._write_parts(index, {"keys": keys, "positions": positions})
 
     def finish(self, tokens: Iterable[np.ndarray], block_starts: np.ndarray, dictionary: Path) -> None:
-        """Write the text, given in pieces, and, last, ``meta.json``; remove the remains of interrupted runs.
+        """Write the text, which comes in pieces, remove the leftovers of interrupted runs, and seal with ``meta.json``.
 
-        May be called again, and by several processes at the same time: all write the same bytes. MissingShardsError if
-        shards are missing (the message names them).
+        May be called again, and by several processes at the same time; all write the same bytes. MissingShardsError
+        names missing shards.
         """
         counts = self._whole_shards()
         self._begin()
@@ -108,7 +108,7 @@ class DatastoreWriter(ShardedStoreWriter):
         self.folder.seal({**self.folder.plan, "num_keys": sum(counts), "shard_keys": counts, HASHES: hashes})
 
     def _write_tokens(self, file: IO[bytes], tokens: Iterable[np.ndarray]) -> None:
-        """Write the text as an npy file, piece by piece, so that a build never holds the whole text in memory."""
+        """Write the text as an npy file, piece by piece, so that it is never in memory as a whole."""
         number = self.folder.plan["num_tokens"]
         written = 0
         header = {"descr": TOKEN_DTYPE.str, "fortran_order": False, "shape": (number,)}
@@ -119,7 +119,7 @@ class DatastoreWriter(ShardedStoreWriter):
         assert written == number, f"the text has {number} tokens, and {written} were written"
 
     def _has_text(self) -> bool:
-        """Whether the files that belong to no shard are whole."""
+        """Whether the files outside the shards are whole."""
         tokens = npy_header(self.directory / TOKENS_FILE)
         blocks = npy_header(self.directory / BLOCKS_FILE)
         text_is_whole = tokens is not None and tokens.shape == (self.folder.plan["num_tokens"],)
@@ -128,7 +128,7 @@ class DatastoreWriter(ShardedStoreWriter):
 
 @dataclass(frozen=True)
 class _Shard:
-    """A range of the blocks of one split, and where the tokens of the split begin in ``tokens.npy``."""
+    """A range of blocks of a split, and the offset of the split's tokens in ``tokens.npy``."""
 
     reader: BlockReader
     blocks: range
@@ -142,9 +142,8 @@ class _Shard:
 class DatastoreBuilder:
     """Builds a datastore, or its missing parts, from a binarized dataset and the last hidden states of a model.
 
-    ``directory`` is created if it is missing; ``device``, ``fp16`` and ``batch_tokens`` are those of
-    :class:`.ModelRun`. ValueError if ``directory`` was begun with another plan, or a block is longer than the model can
-    take.
+    ``directory`` is created if it is missing; for ``device``, ``fp16`` and ``batch_tokens`` see :class:`.ModelRun`.
+    ValueError if ``directory`` was begun with another plan, or a block is longer than the model can take.
     """
 
     def __init__(
@@ -212,7 +211,7 @@ class DatastoreBuilder:
         }
 
     def estimate(self, index: str = "none") -> str:
-        """The disk and memory that the datastore needs at most with an index of this kind, as a line of text."""
+        """A line with the most disk space and memory that the datastore needs with an index of this kind."""
         per_token = self.encoder.dim * np.dtype(self.settings.dtype).itemsize + 8 + 4
         of_index = bytes_per_key(index, self.encoder.dim)
         disk = (per_token + of_index) * self.num_tokens
@@ -224,7 +223,7 @@ class DatastoreBuilder:
         )
 
     def build(self, process: ProcessRank = SINGLE_PROCESS) -> bool:
-        """Write the missing shards of this process's share, and seal the datastore if none is missing then.
+        """Write this process's missing shards, and seal the datastore if no other shard is missing.
 
         Returns whether it is complete; False while shards of other processes are missing. ValueError if a hidden state
         does not fit the dtype of the keys, or another process began another datastore.
@@ -270,7 +269,7 @@ class DatastoreBuilder:
         return keys
 
     def _kept(self, reader: BlockReader, positions: np.ndarray) -> np.ndarray:
-        """Which content tokens get a key; ``positions`` are theirs, ascending, and from whole blocks."""
+        """Which content tokens get a key; ``positions`` are their ascending positions, from whole blocks."""
         settings = self.settings
         if not (settings.word_boundaries_only or settings.stopwords) or len(positions) == 0:
             return np.ones(len(positions), bool)
@@ -286,7 +285,7 @@ class DatastoreBuilder:
         return kept
 
     def _text(self) -> Iterator[np.ndarray]:
-        """The ids of all tokens, also of those between documents, which are in no block."""
+        """The ids of all tokens, including tokens between documents, which are in no block."""
         step = self.settings.shard_tokens
         for reader in self.readers:
             for first in range(0, reader.num_tokens, step):
@@ -297,12 +296,12 @@ class DatastoreBuilder:
 
 
 def ids_of_words(symbols: Iterable[str], words: frozenset[str]) -> list[int]:
-    """The ids of the symbols that are one of some lower-case words, whatever marks and capitals they have."""
+    """The ids of the symbols that are in ``words`` (lower case), ignoring their marks and capitals."""
     return [number for number, symbol in enumerate(symbols) if without_marks(symbol).lower() in words]
 
 
 def read_stopwords(path: PathLike | None) -> frozenset[str]:
-    """The words of a file with one word in each line, lower-cased; no words without a file."""
+    """The words of a file with one word per line, in lower case; empty if ``path`` is None."""
     if path is None:
         return frozenset()
     return frozenset(line.strip().lower() for _, line in numbered_lines(path))

@@ -1,6 +1,6 @@
 """Indexes of a datastore's keys, made with faiss (Johnson et al., 2017), to search without reading all keys.
 
-Next to the shards, ``index.faiss`` holds the index; ``index.json``, written last, says which keys it is for.
+They lie next to the shards: ``index.faiss`` holds the index, and ``index.json``, written last, identifies its keys.
 """
 
 import logging
@@ -22,7 +22,7 @@ INDEX_FILE = "index.faiss"
 INDEX_META_FILE = "index.json"
 META_CHECK = fields({"kind": text, "similarity": text, "of": text})
 INDEX_KINDS = ("none", "flat", "ivfpq")
-KEYS_PER_CENTROID = 39  # faiss asks for at least this many for each of the 256 centroids of a part of a vector
+KEYS_PER_CENTROID = 39  # faiss requires at least this many for each of the 256 centroids of a part of a vector
 LEAST_KEYS = KEYS_PER_CENTROID * 256
 PART_WIDTH = 2  # smallest width of a product quantizer's parts
 RESCORED = 8  # an approximate index returns this many times the requested keys, which are then compared exactly
@@ -44,19 +44,19 @@ def check_installed() -> None:
 
 
 def bytes_per_key(kind: str, dim: int) -> int:
-    """Bytes on disk for each key; searching a ``flat`` index reads all of them."""
+    """Bytes on disk per key; searching a ``flat`` index reads them all."""
     return {"none": 0, "flat": 4 * dim, "ivfpq": _parts(dim) + 8}[kind]
 
 
 def _parts(dim: int) -> int:
-    """Parts into which a product quantizer cuts a vector: the most of :data:`PART_WIDTH` or more dimensions."""
+    """The largest number of equal parts of a vector with at least :data:`PART_WIDTH` dimensions, for quantization."""
     return max(parts for parts in range(1, max(1, dim // PART_WIDTH) + 1) if dim % parts == 0)
 
 
 class KeyIndex:
-    """An index of all keys of a datastore, which can search by one ``similarity`` only, ``inner`` or ``l2``.
+    """An index of all keys of a datastore, which can only search by one ``similarity``, ``inner`` or ``l2``.
 
-    Its ``kind`` is ``flat`` (exact) or ``ivfpq`` (inverted lists of product-quantized keys: approximate).
+    Its ``kind`` is ``flat`` (exact) or ``ivfpq`` (approximate: inverted lists of product-quantized keys).
     """
 
     def __init__(self, index: Any, kind: str, similarity: str) -> None:
@@ -66,7 +66,7 @@ class KeyIndex:
 
     @classmethod
     def open(cls, directory: Path) -> "KeyIndex | None":
-        """The index in the folder of a datastore; None if there is none, or, with a warning, if it cannot be used."""
+        """The index in a datastore's folder; None if there is none, or, with a warning, if it cannot be used."""
         path = directory / INDEX_META_FILE
         try:
             meta = check_json(read_json(path), META_CHECK, path)
@@ -88,8 +88,8 @@ class KeyIndex:
     ) -> None:
         """Make the index of a datastore; ValueError if there are too few keys to train on, or faiss is not installed.
 
-        ``sample`` are :func:`training_size` keys ``(n, dim)`` float32 to train on, and ``chunks`` all ``size`` keys,
-        ``(c, dim)`` float32 at a time, in order.
+        ``sample`` holds :func:`training_size` keys ``(n, dim)`` float32 to train on. ``chunks`` yields all ``size``
+        keys in order, ``(c, dim)`` float32 at a time.
         """
         check_installed()
         faiss = faiss_or_none()
@@ -109,7 +109,7 @@ class KeyIndex:
                 index.add(chunk)
                 progress.update(len(chunk))
         meta = {"kind": kind, "similarity": similarity, "of": sha256_of_files(directory / META_FILE)}
-        (directory / INDEX_META_FILE).unlink(missing_ok=True)  # it must not describe the new index
+        (directory / INDEX_META_FILE).unlink(missing_ok=True)  # the old file must not describe the new index
         with atomic_open(directory / INDEX_FILE) as file:
             faiss.write_index(index, faiss.PyCallbackIOWriter(file.write))
         write_json(directory / INDEX_META_FILE, meta)
@@ -135,5 +135,5 @@ def clusters_of(num_keys: int) -> int:
 
 
 def training_size(num_keys: int) -> int:
-    """Number of keys to train an index on: 64 for each list, which is a small part of a large corpus."""
+    """Number of keys to train an index on: 64 per list, which is a small part of a large corpus."""
     return min(num_keys, max(64 * clusters_of(num_keys), LEAST_KEYS))

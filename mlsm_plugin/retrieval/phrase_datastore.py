@@ -5,9 +5,9 @@ A datastore is a folder:
 - ``tokens.npy``, (num_tokens,) int32: the text; ``block_starts.npy``, int64: where its blocks begin; ``dict.txt``;
 - ``shard-00000.keys.npy``, (n, dim) float16 or float32: hidden states of tokens of a contiguous range of the text;
 - ``shard-00000.positions.npy``, (n,) int64: the positions of these tokens in the text, ascending;
-- ``plan.json``: what is being written, so that an interrupted build resumes and a different one is refused; it is kept;
-- ``meta.json``: the same, the number of keys, and a hash of each file; written last, so that a folder without it is
-  not complete;
+- ``plan.json``: the plan, by which an interrupted build resumes and a build with another plan fails; it is kept;
+- ``meta.json``: the plan, the number of keys, and a hash of each file; written last, so a folder without it is
+  incomplete;
 - ``index.faiss`` and ``index.json``, if there is an index (:mod:`~mlsm_plugin.retrieval.key_index`).
 """
 
@@ -38,8 +38,8 @@ from mlsm_plugin.retrieval.datastore_builder import (
 from mlsm_plugin.retrieval.key_index import KeyIndex, training_size
 from mlsm_plugin.retrieval.settings import DatastoreSettings
 
-CHUNK_ENTRIES_GPU = 1 << 24  # the same for a search on a GPU
-SCORES_AT_ONCE = 1 << 16  # of a query, before the best are selected
+CHUNK_ENTRIES_GPU = 1 << 24  # entries of keys that a GPU search reads at once
+SCORES_AT_ONCE = 1 << 16  # scores of a query that are collected before the best are selected
 META_CHECK = fields(
     {
         "num_tokens": whole(),
@@ -55,8 +55,8 @@ META_CHECK = fields(
 class PhraseDatastore:
     """A complete datastore, opened for searching; its keys stay on disk.
 
-    ``meta`` is the content of ``meta.json``; ``tokens`` ``(num_tokens,)`` are the ids of the text, memory-mapped, and
-    ``block_starts`` where its blocks begin, ascending; ``index`` is None if all keys are compared.
+    ``meta`` is the content of ``meta.json``; ``tokens`` ``(num_tokens,)`` are the memory-mapped ids of the text, and
+    ``block_starts`` the ascending positions where its blocks begin. ``index`` is None if all keys are compared.
     """
 
     def __init__(self, directory: PathLike) -> None:
@@ -87,14 +87,14 @@ class PhraseDatastore:
         settings: DatastoreSettings | None = None,
         **options: Any,
     ) -> "PhraseDatastore":
-        """Build what is missing of a datastore, and open it; arguments and errors as for :class:`DatastoreBuilder`."""
+        """Build the missing parts of a datastore, and open it; arguments and errors of :class:`DatastoreBuilder`."""
         builder = DatastoreBuilder(data_bin, checkpoint, directory, settings or DatastoreSettings(), **options)
         if not builder.build():
             raise ValueError(f"{directory}: shards are missing, another process may be deleting them")
         return cls(directory)
 
     def build_index(self, kind: str) -> None:
-        """Make an index of the keys, unless one of this ``kind`` (``flat`` or ``ivfpq``) exists, and search with it.
+        """Make an index of the keys, unless there is one of this ``kind`` (``flat`` or ``ivfpq``), and search with it.
 
         Errors are those of :meth:`.KeyIndex.write`.
         """
@@ -108,7 +108,7 @@ class PhraseDatastore:
                 self.index = KeyIndex.open(self.directory)
 
     def _check_files(self) -> None:
-        """Raise ValueError if a file is not the one that was sealed; older datastores have no hashes."""
+        """Raise ValueError if a file has changed since it was sealed; older datastores have no hashes."""
         for name, sealed in self.meta.get(HASHES, {}).items():
             path = self.directory / Path(name).name
             if path.is_file() and sampled_sha256(path) != sealed:
@@ -121,7 +121,7 @@ class PhraseDatastore:
             raise ValueError(f"{path} does not hold the beginnings of blocks; run the same `mlsm npm datastore` again")
 
     def _read_first_positions(self) -> np.ndarray:
-        """The position of each shard's first key; for an empty shard that of the next shard."""
+        """The position of each shard's first key; for an empty shard, of the next shard's first key."""
         firsts = []
         following = self.meta["num_tokens"]
         for shard in reversed(range(len(self.meta["shard_keys"]))):
@@ -152,7 +152,7 @@ class PhraseDatastore:
             )
 
     def _shard(self, shard: int) -> tuple[np.ndarray, np.ndarray]:
-        """Keys and positions, mapped at each call: a large datastore has more shards than a process may have maps."""
+        """Keys and positions, mapped at each call, since a process may have fewer maps than a datastore has shards."""
         keys = map_npy(shard_path(self.directory, shard, "keys"), ndim=2)
         positions = map_npy(shard_path(self.directory, shard, "positions"), ndim=1)
         return keys, positions
@@ -172,10 +172,10 @@ class PhraseDatastore:
 
         Args:
             queries: ``(n, dim)``.
-            similarity: ``inner`` (inner product) or ``l2`` (minus the squared distance).
+            similarity: ``inner`` (inner product) or ``l2`` (negative squared distance).
 
         Returns:
-            scores ``(n, k)`` float32, the largest first, and their rows ``(n, k)`` int64.
+            scores ``(n, k)`` float32, the largest first, and the rows of their keys ``(n, k)`` int64.
         """
         if not 1 <= k <= len(self):
             raise ValueError(f"k must be between 1 and the {len(self)} keys of {self.directory}, got {k}")
@@ -186,16 +186,16 @@ class PhraseDatastore:
             return self._search_index(self.index, queries, k)
         best = queries.new_zeros(len(queries), 0)
         rows = torch.zeros(len(queries), 0, dtype=torch.long, device=queries.device)
-        waiting: list[Tensor] = []
+        pending: list[Tensor] = []
         first = 0
         for keys in self._chunks(queries.device):
-            waiting.append(similarities(queries, keys, similarity))
-            number = sum(scores.size(1) for scores in waiting)
+            pending.append(similarities(queries, keys, similarity))
+            number = sum(scores.size(1) for scores in pending)
             if number >= SCORES_AT_ONCE:
-                best, rows = _merged(best, rows, waiting, first, k)
+                best, rows = _merged(best, rows, pending, first, k)
                 first += number
-                waiting = []
-        return _merged(best, rows, waiting, first, k)
+                pending = []
+        return _merged(best, rows, pending, first, k)
 
     def _search_index(self, index: KeyIndex, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
         candidates = index.candidates(queries.cpu().numpy(), k)
@@ -208,7 +208,7 @@ class PhraseDatastore:
         return scores, torch.from_numpy(candidates).to(queries.device).gather(1, order)
 
     def positions_of(self, rows: np.ndarray) -> np.ndarray:
-        """Positions in ``tokens`` of the keys in ``rows``: int64, of the shape of ``rows``."""
+        """Positions in ``tokens`` of the keys in ``rows``: int64, in the shape of ``rows``."""
         return self._look_up(np.ravel(rows), 1, np.zeros(np.size(rows), np.int64)).reshape(np.shape(rows))
 
     def keys_of(self, rows: np.ndarray) -> np.ndarray:
@@ -216,7 +216,7 @@ class PhraseDatastore:
         return self._look_up(rows, 0, np.zeros((len(rows), self.dim), np.float32))
 
     def _look_up(self, rows: np.ndarray, part: int, values: np.ndarray) -> np.ndarray:
-        """``values`` filled with what a part of the shards holds in ``rows`` (n,)."""
+        """Fill ``values`` from ``rows`` (n,) of a part of the shards (0: keys, 1: positions)."""
         shards = np.searchsorted(self._first_rows, rows, side="right") - 1
         for shard in np.unique(shards):
             chosen = shards == shard
@@ -224,7 +224,7 @@ class PhraseDatastore:
         return values
 
     def rows_of(self, positions: np.ndarray) -> np.ndarray:
-        """Rows of the keys of tokens, -1 for a token without a key: int64, of the shape of ``positions``."""
+        """Rows of the keys of tokens, -1 for a token without a key: int64, in the shape of ``positions``."""
         flat = np.asarray(positions, np.int64).ravel()
         rows = np.full(len(flat), -1, np.int64)
         shards = np.searchsorted(self._first_positions, flat, side="right") - 1
@@ -247,7 +247,7 @@ class PhraseDatastore:
 
 
 def _opened(path: Path) -> np.ndarray:
-    """An array of the datastore, mapped read-only: a private mapping of the whole text could exceed the memory."""
+    """An array of the datastore, mapped read-only, since a private map of the whole text could exceed the memory."""
     header = npy_header(path)
     if header is None or len(header.shape) != 1:
         raise ValueError(f"{path} is missing or damaged; run the same `mlsm npm datastore` again")
@@ -255,11 +255,11 @@ def _opened(path: Path) -> np.ndarray:
     return array
 
 
-def _merged(best: Tensor, rows: Tensor, waiting: list[Tensor], first: int, k: int) -> tuple[Tensor, Tensor]:
-    """The ``k`` largest of ``best`` (n, b), with their ``rows``, and of ``waiting``, whose rows begin at ``first``."""
-    if not waiting:
+def _merged(best: Tensor, rows: Tensor, pending: list[Tensor], first: int, k: int) -> tuple[Tensor, Tensor]:
+    """The ``k`` largest of ``best`` (n, b), with their ``rows``, and of ``pending``, whose rows begin at ``first``."""
+    if not pending:
         return best, rows
-    new, places = torch.cat(waiting, dim=1).topk(min(k, sum(scores.size(1) for scores in waiting)), dim=1)
+    new, places = torch.cat(pending, dim=1).topk(min(k, sum(scores.size(1) for scores in pending)), dim=1)
     scores = torch.cat([best, new], dim=1)
     rows = torch.cat([rows, places + first], dim=1)
     best, order = scores.topk(min(k, scores.size(1)), dim=1)

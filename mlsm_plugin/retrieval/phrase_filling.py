@@ -1,4 +1,4 @@
-"""Filling masks with phrases of a corpus (Min et al., 2022, section 3.3)."""
+"""Fill masks with phrases of a corpus (Min et al., 2022, section 3.3)."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class Occurrence:
     """An occurrence of a phrase in the corpus."""
 
-    position: int  # of its first token in the datastore's text
+    position: int  # position of its first token in the datastore's text
     length: int  # in tokens
     score: float  # p(start) + p(end)
 
@@ -33,13 +33,13 @@ class PhraseCandidate:
     """A phrase that may fill a mask."""
 
     phrase: str
-    score: float  # sum over its occurrences of p(start) + p(end), each times length^alpha
-    occurrences: tuple[Occurrence, ...]  # the best ones, best first
-    contexts: tuple[str, ...]  # their sources, with the phrase between [[ and ]]
+    score: float  # sum over its occurrences of (p(start) + p(end)) length^alpha
+    occurrences: tuple[Occurrence, ...]  # the best occurrences, best first
+    contexts: tuple[str, ...]  # the text around each, with the phrase between [[ and ]]
 
 
 class PhraseFiller:
-    """Fills masks with phrases of a datastore, which was made with ``interface``, a loaded model."""
+    """Fills masks with phrases of a datastore; ``interface`` is the loaded model that the datastore was made with."""
 
     def __init__(
         self, interface: "RobertaHub", datastore: PhraseDatastore, settings: FillingSettings | None = None
@@ -58,7 +58,10 @@ class PhraseFiller:
         self._pieces = PieceClasses.of_vocabulary(self.dictionary.symbols, special)
 
     def fill(self, text: str, *, topk: int = 5) -> list[list[PhraseCandidate]]:
-        """The best phrases for each ``<mask>``, best first; other masks stay. Errors are those of :meth:`encode`."""
+        """The best phrases for each ``<mask>``, best first, while other masks stay.
+
+        ValueError if ``topk`` is not positive, or as for :meth:`encode`.
+        """
         starts, ends = self.queries(text)
         if topk < 1:
             raise ValueError(f"topk is {topk}; it must be at least 1")
@@ -75,14 +78,14 @@ class PhraseFiller:
 
     @torch.no_grad()
     def queries(self, text: str) -> tuple[Tensor, Tensor]:
-        """Hidden states at the masks of the starts and of the ends of the spans: ``(num_masks, dim)`` each."""
+        """Hidden states at the masks for the starts and for the ends of the spans: ``(num_masks, dim)`` each."""
         tokens, places = self.encode(text)
         hidden = self.interface.model(tokens[None].to(self.interface.device), features_only=True)[0][0].float()
         starts = torch.tensor(places)
         return hidden[starts], hidden[starts + (0 if self.single else 1)]
 
     def encode(self, text: str) -> tuple[Tensor, list[int]]:
-        """Ids ``(T,)`` with the masks of spans, and where these begin; text that is too long is cut around the masks.
+        """Ids ``(T,)`` with the masks of spans, and the positions where these begin; long text is cut around them.
 
         ValueError if it has no mask, or too many unknown tokens, or the masks are too far apart for the model.
         """
@@ -95,11 +98,11 @@ class PhraseFiller:
         return torch.tensor(ids), places
 
     def was_cut(self, text: str) -> bool:
-        """Whether :meth:`encode` leaves out a part of ``text``, since it is longer than the model's positions."""
+        """Whether :meth:`encode` cuts ``text``, since it is longer than the model's positions."""
         return len(self._encode_whole(text)[0]) > int(self.interface.model.max_positions())
 
     def _encode_whole(self, text: str) -> tuple[list[int], list[int]]:
-        """Ids of the whole text, and where the masks of spans begin; a single token has one mask for start and end."""
+        """Ids of the whole text, and the positions where the masks of spans begin; a single token has one mask."""
         masks = self.span_masks[:1] if self.single else self.span_masks
         return encode_masked_text(text, self.interface.bpe, self.dictionary, masks=masks)
 
@@ -135,7 +138,7 @@ class PhraseFiller:
         return np.unique(np.concatenate([forward, backward]), axis=0)
 
     def _allowed(self, spans: np.ndarray) -> np.ndarray:
-        """The spans that lie in one block, hold no special symbol and, if the settings ask for it, are whole words."""
+        """The spans within one block, without special symbols and, unless ``any_pieces`` is set, of whole words."""
         store = self.datastore
         begins = spans[:, 0]
         ends = spans[:, 0] + spans[:, 1] - 1
@@ -172,7 +175,7 @@ class PhraseFiller:
         return probability[inverse]
 
     def _merged(self, spans: np.ndarray, probability: np.ndarray) -> list[PhraseCandidate]:
-        """One candidate for all occurrences of the same text, however it was cut into tokens."""
+        """One candidate for all occurrences of the same text, even if it is cut into different tokens."""
         by_phrase: dict[str, list[Occurrence]] = {}
         for (position, length), score in zip(spans.tolist(), probability.tolist(), strict=True):
             text = self._text(self.datastore.tokens[position : position + length])

@@ -1,4 +1,4 @@
-"""What a datastore holds, and how phrases are found in it; imports nothing slow, for the help of commands."""
+"""The settings of a datastore and of phrase search. Imports nothing slow, since the help of commands needs it."""
 
 from dataclasses import dataclass, field
 
@@ -10,7 +10,7 @@ DTYPES = ("float16", "float32")
 
 @dataclass(frozen=True)
 class DatastoreSettings:
-    """What decides the keys; ``stopwords`` that are one token get none. ValueError if a value is out of range."""
+    """Which tokens get a key; ``stopwords`` of one token get none. ValueError if a value is out of range."""
 
     splits: list[str] = option(["train"], metavar="SPLIT", help="splits of the binarized dataset, in this order")
     blocks: BlockSettings = field(default_factory=lambda: BlockSettings(256))

@@ -1,4 +1,4 @@
-"""Zero-shot classification: which label has the words that fit best in the place of a mask?"""
+"""Zero-shot classification: which label's words fit a mask best?"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -23,12 +23,12 @@ from mlsm_plugin.retrieval.phrase_filling import PhraseFiller
 if TYPE_CHECKING:
     from mlsm_plugin.fairseq_plugin.compat.model_parts import RobertaHub
 
-CHUNK_TOKENS = 1 << 22  # of the text that are compared with a word at once
+CHUNK_TOKENS = 1 << 22  # number of tokens of the text that are compared with a word at once
 
 
 @dataclass(frozen=True)
 class LabelledText:
-    """A line of the input: the text, its label if it has one, and file and line."""
+    """A line of the input: the text, its label, if any, and its file and line number."""
 
     text: str
     label: str | None
@@ -36,10 +36,10 @@ class LabelledText:
 
 
 def read_verbalizer(path: PathLike) -> dict[str, list[str]]:
-    """Read the words of each label; its line is ``label TAB word, word, ...``.
+    """Read the words of each label from lines ``label TAB word, word, ...``.
 
-    A line that begins with ``#`` and has no tab is a comment. ValueError if a line has another form, or a label that
-    has one already, or there are fewer than two labels. Labels that look alike get a warning.
+    A line that begins with ``#`` and has no tab is a comment. ValueError if a line has another form, a label has two
+    lines, or there are fewer than two labels. Warns of labels that look alike.
     """
     words_of_label: dict[str, list[str]] = {}
     for number, line in numbered_lines(path):
@@ -60,7 +60,7 @@ def read_verbalizer(path: PathLike) -> dict[str, list[str]]:
 
 
 def read_texts(path: PathLike, labels: list[str], *, header: bool = False) -> list[LabelledText]:
-    """Read lines ``label TAB text``, or ``text`` alone; with ``header`` the first of them is skipped.
+    """Read lines ``label TAB text``, or ``text`` alone; ``header`` skips the first line.
 
     ValueError if there is no text, a text has a tab, a label is not in ``labels``, or only some lines have a label.
     """
@@ -90,7 +90,7 @@ class RetrievalClassifier:
     """Scores labels by the probability that their words, anywhere in the corpus, are retrieved for a mask.
 
     The score of a word is the sum over its occurrences of exp(start score) and exp(end score), each divided by the sum
-    over the occurrences of all words of all labels: a closed set. Of a word, at most ``max_occurrences`` are used,
+    over the occurrences of all words of all labels (a closed set). At most ``max_occurrences`` of a word are used,
     evenly spread over the corpus. ValueError as for :func:`label_ids`, or if no word of a label is in the corpus.
     """
 
@@ -108,7 +108,7 @@ class RetrievalClassifier:
                 raise ValueError(f"no word of the label {label!r} is in the corpus: {', '.join(verbalizer[label])}")
         self.owners = torch.arange(len(rows)).repeat_interleave(torch.tensor([len(label_rows) for label_rows in rows]))
         keys_of_ends = (filler.datastore.keys_of(column) for column in np.concatenate(rows).T)
-        # of the first and of the last tokens of the words
+        # keys of the first and of the last tokens of the words
         self.keys = [torch.from_numpy(keys).to(filler.interface.device) for keys in keys_of_ends]
 
     def _occurrences(self, ids: Sequence[int], limit: int) -> np.ndarray:
@@ -151,17 +151,17 @@ class ParametricClassifier:
         return shares / shares.sum()
 
     def was_cut(self, text: str) -> bool:
-        """Whether the model sees only a part of a text with one mask."""
+        """Whether the model only sees a part of a text with one mask."""
         longest = max(len(ids) for words in self.words for ids in words)
         return len(self._encoded(text, longest)[0]) > int(self.interface.model.max_positions())
 
     def _encoded(self, text: str, num_masks: int) -> tuple[list[int], list[int]]:
-        """The ids of a text with ``num_masks`` masks in the place of the mask, and where these begin."""
+        """The ids of a text with ``num_masks`` masks in place of the mask, and the position where these begin."""
         masks = [self.interface.task.mask_idx] * num_masks
         return encode_masked_text(text, self.interface.bpe, self.dictionary, masks=masks)
 
     def _log_probabilities(self, text: str, num_masks: int) -> Tensor:
-        """Log-probabilities ``(num_masks, V)`` of all symbols at ``num_masks`` masks in the place of the mask."""
+        """Log-probabilities ``(num_masks, V)`` of all symbols at ``num_masks`` masks in place of the mask."""
         limit = int(self.interface.model.max_positions())
         ids, (first,) = cut_around_masks(*self._encoded(text, num_masks), length=num_masks, limit=limit)
         tokens = torch.tensor([ids], device=self.interface.device)
@@ -172,7 +172,7 @@ class ParametricClassifier:
 
 
 def word_ids(interface: "RobertaHub", word: str) -> list[int]:
-    """Ids of a word of a verbalizer; raises ValueError if the vocabulary cannot write it."""
+    """Ids of a word of a verbalizer; ValueError if the vocabulary cannot write it."""
     dictionary = interface.task.source_dictionary
     ids = dictionary.encode_line(interface.bpe.encode(f" {word}"), append_eos=False, add_if_not_exist=False).tolist()
     if not ids or dictionary.unk() in ids:
@@ -181,10 +181,10 @@ def word_ids(interface: "RobertaHub", word: str) -> list[int]:
 
 
 def label_ids(interface: "RobertaHub", verbalizer: dict[str, list[str]]) -> dict[str, list[tuple[int, ...]]]:
-    """The ids of the words of each label, repeated ones once.
+    """The distinct ids of the words of each label.
 
-    ValueError if all words of a label are words of another one, so that it can never have the larger score, or the
-    vocabulary cannot write a word.
+    ValueError if all words of a label are also words of another label, so that it can never have the larger score, or
+    the vocabulary cannot write a word.
     """
     ids_of: dict[str, list[tuple[int, ...]]] = {}
     for label, words in verbalizer.items():
@@ -223,11 +223,11 @@ def classify(
     max_unk_rate: float = DEFAULT_MAX_UNK_RATE,
     where: str = "the texts",
 ) -> list[tuple[str, float, bool]]:
-    """For each text of :func:`read_texts` its label, the probability of that, and whether the model sees only a part.
+    """For each text of :func:`read_texts`: its label, the label's probability, and whether the model only sees a part.
 
-    The words are those of :func:`read_verbalizer`; ``template`` is a sentence with ``{}`` for the text and one
-    ``<mask>``; ``store`` was made with this model; None: the masked-LM head decides. ``max_unk_rate`` is the largest
-    share of all texts, which an error calls ``where``, that may be unknown. ValueError if a text has no token, more is
+    ``verbalizer`` comes from :func:`read_verbalizer`; ``template`` is a sentence with ``{}`` for the text and one
+    ``<mask>``. ``store`` was made with this model; None: the masked-LM head decides. ``max_unk_rate`` is the largest
+    share of all texts that may be unknown; errors call the texts ``where``. ValueError if a text has no token, more is
     unknown, or the head was not trained.
     """
     for item in items:

@@ -40,7 +40,7 @@ def proportion(text: str) -> float:
 
 
 def percentage(most: int) -> Callable[[str], int]:
-    """What reads a whole number from 1 to ``most``."""
+    """A function that reads a whole number from 1 to ``most``."""
 
     def read(text: str) -> int:
         number = int(text)
@@ -52,7 +52,7 @@ def percentage(most: int) -> Callable[[str], int]:
 
 
 def parse_arguments(description: str | None) -> argparse.Namespace:
-    """Parse the command line and check what can be checked before anything runs."""
+    """Parse the command line, and check as much as possible before anything runs."""
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
@@ -137,7 +137,7 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
 
 
 def _problem_with(args: argparse.Namespace) -> str | None:
-    """What is wrong with the arguments, or None."""
+    """An error message about the arguments, or None."""
     named = {
         "--seeds": args.seeds, "--finetune-seeds": args.finetune_seeds, "--rates": args.rates,
         "--task": [task.name for task in args.tasks], "--pairs": [Path(file).stem for file in args.pairs],

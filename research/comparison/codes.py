@@ -1,4 +1,4 @@
-"""Dictionaries and codes of a comparison, and those of its controls."""
+"""Dictionaries and codes of a comparison and of its controls."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CONTROL_SCRIPT = REPOSITORY / "research" / "control_codes.py"
 
 
 def blocks_of(args: argparse.Namespace) -> list[object]:
-    """The options that say how the text is cut."""
+    """The options for cutting the text into blocks."""
     return ["--tokens-per-sample", args.tokens_per_sample, "--sample-break-mode", "none"]
 
 
@@ -23,12 +23,12 @@ class Codes:
 
     Args:
         args: of the command line.
-        commands: what runs the commands.
+        commands: runs the commands.
         data_bin: the dataset.
 
     Attributes:
-        seconds_of_dictionary: what each dictionary took to learn.
-        seconds_of_codes: what it took to code the dataset, by the name of the codes.
+        seconds_of_dictionary: the seconds to learn each dictionary.
+        seconds_of_codes: the seconds to code the dataset, by the name of the codes.
     """
 
     def __init__(self, args: argparse.Namespace, commands: Commands, data_bin: Path) -> None:
@@ -51,18 +51,18 @@ class Codes:
         return self.seconds_of_dictionary[coder] + self.seconds_of_codes[coder]
 
     def training_tokens(self, name: str) -> int:
-        """Tokens of the training text, of which there are codes."""
+        """The number of tokens in the code store of the training text."""
         return int(read_json(self.folder(name) / "train.codes" / "meta.json")["token_count"])
 
     def learn(self, coder: str, auxiliary: object) -> None:
         """Learn a dictionary from the hidden states of a model."""
         args = self.args
-        made = self.dictionary(coder)
+        folder = self.dictionary(coder)
         words = ["mlsm", "dictionary", self.data_bin, "--auxiliary", auxiliary]
-        words += ["--layer", args.layer or self._last_layer(), "--output", made]
+        words += ["--layer", args.layer or self._last_layer(), "--output", folder]
         words += ["--coder", coder, "--atoms", args.atoms, "--tokens", args.dictionary_tokens, *self.how]
         words += ["--k", args.k] if coder != "lasso" else []
-        self.seconds_of_dictionary[coder] = self.commands.run(f"dictionary-{coder}", words, made=made).seconds
+        self.seconds_of_dictionary[coder] = self.commands.run(f"dictionary-{coder}", words, made=folder).seconds
 
     def _last_layer(self) -> int:
         ready = self.args.auxiliary
@@ -75,12 +75,12 @@ class Codes:
         self.seconds_of_codes[name] = self.commands.run(f"codes-{name}", words, made=self.folder(name)).seconds
 
     def make_control(self, kind: str, name: str, codes: Path) -> None:
-        """Change some codes as a control."""
+        """Make the codes of a control from other codes."""
         words = [CONTROL_SCRIPT, self.data_bin, "--kind", kind, "--codes", codes, "--output", self.folder(name)]
         self.commands.run(f"codes-{name}", words)
 
     def make_random(self, name: str, auxiliary: object, dictionary: Path) -> None:
-        """Code the dataset over random directions, as many as a dictionary has atoms."""
+        """Code the dataset over as many random directions as ``dictionary`` has atoms."""
         random = self.dictionary(name)
         words = [CONTROL_SCRIPT, "--kind", RANDOM, "--dictionary", dictionary, "--output", random]
         self.commands.run(f"dictionary-{name}", words)

@@ -1,4 +1,4 @@
-"""Run each command once, and know what it cost."""
+"""Run each command once, and record its cost."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ PLUGIN = REPOSITORY / "mlsm_plugin"
 
 @dataclass(frozen=True)
 class Finished:
-    """What a command cost.
+    """The cost of a command.
 
     Attributes:
-        seconds: as if it had the machine to itself: on a CPU, the processor time of its threads divided by their
-            number; with a GPU, the time that passed.
-        peak_bytes: of its memory.
+        seconds: as if nothing else ran: on a CPU, the processor time of its threads divided by their number; with a
+            GPU, the elapsed time.
+        peak_bytes: peak memory.
     """
 
     seconds: float
@@ -38,7 +38,7 @@ class Finished:
 
 
 class Commands:
-    """Runs commands whose words, or inputs, are not those of the record in ``steps``.
+    """Runs commands, except those that ``steps`` already records with the same words and inputs.
 
     Args:
         output: folder for ``steps`` and ``logs``.
@@ -60,13 +60,13 @@ class Commands:
 
         Args:
             name: of its record and its log.
-            words: of the command; another number of ``--threads`` does not make it another command.
+            words: of the command; a record with another number of ``--threads`` is also used.
             inputs: files whose contents belong to the record.
-            made: of a command whose cost is a figure, the folder that it makes. What a stopped one left there is
-                removed, since one that resumes would seem to cost less.
+            made: the folder that the command makes, if its cost is reported. The files of a stopped command are
+                removed first, since a resumed command would seem to cost less.
 
         Raises:
-            SystemExit: the command failed; the message holds its last line. Or another process writes to ``made``.
+            SystemExit: the command failed (the message holds its last line), or another process writes to ``made``.
         """
         command = [str(word) for word in words]
         record = self.output / "steps" / f"{name}.json"

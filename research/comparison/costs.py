@@ -1,4 +1,4 @@
-"""What a row costs: seconds and floating-point operations."""
+"""The cost of a row: seconds and floating-point operations."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ BACKWARD = 2  # a backward pass has twice the operations of a forward pass
 
 @dataclass(frozen=True)
 class ModelSize:
-    """What the operations of an encoder follow from.
+    """The sizes that determine the operations of an encoder.
 
     Attributes:
-        layers, width, ffn_width: of the encoder; ``ffn_width`` is that of the GeGLU.
+        layers, width, ffn_width: of the encoder; ``ffn_width`` is the width of the GeGLU.
         vocabulary: number of symbols.
-        block: tokens that see each other.
-        masked: share of the tokens that is masked.
+        block: number of tokens in a block.
+        masked: share of masked tokens.
     """
 
     layers: int
@@ -28,18 +28,18 @@ class ModelSize:
     masked: float
 
     def encoder(self) -> float:
-        """Operations of a forward pass without the head, for each token: two for each product of two numbers."""
+        """Operations per token of a forward pass without the head: two for each product of two numbers."""
         weights = 4 * self.width**2 + 3 * self.width * self.ffn_width
         return self.layers * (2 * weights + 4 * self.block * self.width)
 
     def head(self, outputs: int) -> float:
-        """Operations of the output layer for each token: its dense layer and the projection to ``outputs``."""
+        """Operations per token of the output layer: its dense layer and the projection to ``outputs``."""
         return 2 * self.width * (self.width + outputs)
 
     def unneeded(self) -> float:
-        """Operations that a last layer saves which computes masked tokens only, for each token.
+        """Operations per token that are saved if the last layer only computes masked tokens.
 
-        It needs the keys and values of all tokens.
+        It still needs the keys and values of all tokens.
         """
         others = 2 * (2 * self.width**2 + 3 * self.width * self.ffn_width) + 4 * self.block * self.width
         return (1 - self.masked) * others
@@ -49,9 +49,9 @@ class ModelSize:
 
         Args:
             tokens: in the update.
-            atoms: outputs of the latent head, 0 for none.
-            vocabulary: whether the vocabulary is predicted. Without both, there is no head.
-            last_layer_of_masked: the last layer computes masked tokens only.
+            atoms: outputs of the latent head, 0 without one.
+            vocabulary: whether the vocabulary is predicted. Without vocabulary and atoms, there is no head.
+            last_layer_of_masked: the last layer only computes masked tokens.
         """
         outputs = atoms + (self.vocabulary if vocabulary else 0)
         encoder = self.encoder() - (self.unneeded() if last_layer_of_masked else 0)
@@ -62,15 +62,15 @@ class ModelSize:
         self, tokens: int, atoms: int, learned_from: int, layer: int, *,
         of_masked: bool = False, last_layer_of_masked: bool = False,
     ) -> float:  # fmt: skip
-        """Operations of learning an autoencoder and coding with it; of a lasso, the first products only.
+        """Operations for learning an autoencoder and coding with it; for a lasso, only the first products.
 
         Args:
             tokens: of the text.
             atoms: of the dictionary.
-            learned_from: hidden states that it was learned from.
-            layer: whose hidden states are coded; the layers above it do not run.
-            of_masked: masked tokens only are coded.
-            last_layer_of_masked: the last of these layers computes masked tokens only.
+            learned_from: number of hidden states to learn from.
+            layer: its hidden states are coded; the layers above it do not run.
+            of_masked: only masked tokens are coded.
+            last_layer_of_masked: the last of these layers only computes masked tokens.
         """
         product = 2 * self.width * atoms
         hidden = self.encoder() * layer / self.layers
@@ -80,11 +80,12 @@ class ModelSize:
 
 @dataclass(frozen=True)
 class Schedule:
-    """The cost of a run as its updates go by.
+    """The cost of a run after each update.
 
     Attributes:
         before: cost before the first update.
-        parts: (update after which it begins, cost when it begins, cost of an update) of each part, in order.
+        parts: for each part, in order: (the update after which it begins, the cost when it begins, the cost of an
+            update).
     """
 
     before: float
@@ -106,7 +107,7 @@ class Phase:
     """A part of a run.
 
     Attributes:
-        begin: percent of the updates after which it begins.
+        begin: the percentage of the updates after which it begins.
         each: cost of an update.
         once: cost when it begins.
     """
@@ -117,16 +118,16 @@ class Phase:
 
 
 def schedule_of_phases(before: float, phases: Sequence[Phase], updates: int) -> Schedule:
-    """The cost of a run of so many updates."""
+    """The cost of a run with ``updates`` updates."""
     return Schedule(before, tuple((updates * phase.begin // 100, phase.once, phase.each) for phase in phases))
 
 
 def updates_within(budget: float, phases: Sequence[Phase]) -> int:
-    """The updates of a run that costs ``budget``; at least one for each phase.
+    """The number of updates of a run that costs ``budget``; at least one for each phase.
 
     Args:
         budget: in the unit of the other costs.
-        phases: in their order; the first begins at 0.
+        phases: in order; the first begins at 0.
     """
     ends = [*(phase.begin for phase in phases[1:]), 100]
     each = sum((end - phase.begin) / 100 * phase.each for phase, end in zip(phases, ends, strict=True))
@@ -134,7 +135,7 @@ def updates_within(budget: float, phases: Sequence[Phase]) -> int:
 
 
 def cost_to_reach(curve: Sequence[tuple[float, float]], target: float) -> float | None:
-    """The cost at which a falling curve first is at ``target``, between points on a straight line; None: never.
+    """The cost at which a falling curve first reaches ``target``, interpolated linearly; None if it never does.
 
     Args:
         curve: (cost, loss), in the order of the cost.

@@ -20,14 +20,14 @@ from mlsm_plugin.fairseq_plugin.coding.block_reader import BlockReader, BlockSet
 class MaskedLmLoss:
     """The loss of a masked LM.
 
-    Rarer tokens are those beyond the most frequent types that make up half of the text. Where one is also visible
-    elsewhere in its block, a model can copy it; a model that has not learned to is as bad there as with new ones.
+    Rarer tokens are all except the most frequent types that make up half of the text. A model can copy a rarer token
+    that is visible elsewhere in its block. If it has not learned to copy, its loss is as high as for new tokens.
 
     Attributes:
         bits: mean cross entropy of the masked tokens, in bits.
-        masked_tokens: how many.
-        repeated_bits: mean over the rarer ones that are visible elsewhere in their block; None without any.
-        new_bits: mean over the rarer ones that are not; None without any.
+        masked_tokens: their number.
+        repeated_bits: mean over rarer tokens that are visible elsewhere in their block; None if there are none.
+        new_bits: mean over the other rarer tokens; None if there are none.
     """
 
     bits: float
@@ -37,7 +37,7 @@ class MaskedLmLoss:
 
 
 def frequent_types(dictionary: Dictionary) -> Tensor:
-    """Which types are the most frequent ones that make up at most half of the counts, ``(len(dictionary),)`` bool."""
+    """Mark the most frequent types, which together make up at most half of the counts: ``(len(dictionary),)`` bool."""
     counts = np.asarray(dictionary.count, dtype=np.int64)
     order = np.argsort(-counts, kind="stable")
     frequent = np.zeros(len(counts), bool)
@@ -48,8 +48,8 @@ def frequent_types(dictionary: Dictionary) -> Tensor:
 def masked_lm_loss(model: MaskedLm, reader: BlockReader, *, seed: int = 1, batch_tokens: int = 8192) -> MaskedLmLoss:
     """The loss of a masked LM on all blocks of a split.
 
-    15 % of the content tokens become ``<mask>``, but no unknown ones; which, depends on the seed and their positions
-    only.
+    15 % of the content tokens become ``<mask>``, except unknown tokens. The choice only depends on the seed and the
+    positions.
 
     Raises:
         ValueError: no token is masked, or the loss is NaN or infinite.
@@ -89,14 +89,14 @@ def evaluate_masked_lm(
     Args:
         checkpoint: of fairseq, or ``hf:`` and a folder.
         data_bin, split: the binarized split.
-        blocks: what the model sees at once.
+        blocks: how the text is cut into blocks.
         seed: decides which tokens are masked.
         device: of the model; None for the GPU if there is one.
         fp16: run the model in half precision.
 
     Raises:
         NoMaskedLmError: its masked-LM head was not trained.
-        FileNotFoundError, ValueError: the model cannot be opened, or as of :func:`masked_lm_loss`.
+        FileNotFoundError, ValueError: the model cannot be opened, or an error of :func:`masked_lm_loss`.
     """
     model = open_masked_lm(checkpoint, data_bin, device=device, fp16=fp16)
     return masked_lm_loss(model, BlockReader(data_bin, split, blocks), seed=seed)

@@ -1,4 +1,4 @@
-"""What is measured on a trained model; each figure is computed once and kept."""
+"""Measures of a trained model; each figure is computed once and kept."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Measures:
         self.args, self.commands, self.output = args, commands, Path(args.output)
 
     def check_files(self) -> None:
-        """Read what will be measured on, so that a wrong file is found before hours of training, not after.
+        """Read the evaluation data, so that a wrong file fails before hours of training, not after.
 
         Raises:
             ValueError: a line is wrong, or other lines have a label that the training lines lack.
@@ -74,26 +74,26 @@ class Measures:
         """All figures of a checkpoint; accuracies are shares, losses bits.
 
         Args:
-            name: of the run; names its files.
+            name: of the run, and of its files.
             checkpoint: the model.
             has_mlm_head: whether it predicts masked tokens.
-            from_scratch: random weights take the place of its own; only what is fine-tuned is measured.
+            from_scratch: random weights replace the checkpoint's; only fine-tuned accuracies are measured.
         """
-        found: dict[str, Any] = {"finetuned": {}, "probe": {}}
+        figures: dict[str, Any] = {"finetuned": {}, "probe": {}}
         for task in self.args.tasks:
             self.hold_out(task)
             finetuned = partial(self.finetuned, task, checkpoint, name, from_scratch=from_scratch)
-            # random weights are those of any checkpoint; a later command may have another one first
-            once = self._once(f"{name}-finetuned-{task.name}", finetuned) if from_scratch else finetuned()
-            found["finetuned"][task.name] = once
+            # random weights do not depend on the checkpoint; a later command may begin with another one
+            accuracy = self._once(f"{name}-finetuned-{task.name}", finetuned) if from_scratch else finetuned()
+            figures["finetuned"][task.name] = accuracy
             if not from_scratch:
-                found["probe"][task.name] = self._once(f"{name}-probe-{task.name}", self._probe, task, checkpoint)
+                figures["probe"][task.name] = self._once(f"{name}-probe-{task.name}", self._probe, task, checkpoint)
         if has_mlm_head and not from_scratch:
             for split in ("valid", "test"):
                 loss = self._once(f"{name}-loss-{split}", self._loss, checkpoint, split)
-                found |= {f"{split}_{part}": loss[part] for part in ("bits", "repeated_bits", "new_bits")}
-            found["pairs"] = {Path(file).stem: self.pairs(file, checkpoint, name) for file in self.args.pairs}
-        return found
+                figures |= {f"{split}_{part}": loss[part] for part in ("bits", "repeated_bits", "new_bits")}
+            figures["pairs"] = {Path(file).stem: self.pairs(file, checkpoint, name) for file in self.args.pairs}
+        return figures
 
     def _once(self, name: str, compute: Callable[..., Any], *arguments: Any) -> Any:
         path = self.output / "measures" / f"{name}.json"
@@ -107,7 +107,7 @@ class Measures:
         return vars(evaluate_masked_lm(checkpoint, self.output / "data-bin", split, blocks))
 
     def _probe(self, task: Task, checkpoint: Path) -> float:
-        """Accuracy of logistic regression on frozen means, on the lines that fine-tuning has."""
+        """Accuracy of logistic regression on frozen means, trained on the same lines as fine-tuning."""
         encoder = open_sentence_encoder(checkpoint)
         train = read_labelled_texts(self._lines(task, "train"))
         test = read_labelled_texts(task.test)
@@ -120,14 +120,14 @@ class Measures:
         return self.output / "tasks" / task.name / f"{split}.tsv"
 
     def hold_out(self, task: Task) -> None:
-        """Write the first lines without every tenth one, and these apart: they decide which epoch is kept."""
+        """Split the first lines: every tenth goes to ``valid``, which chooses the epoch; the others to ``train``."""
         with open(task.train, encoding="utf-8") as file:
             lines = [line for line, _ in zip(file, range(self.args.labelled), strict=False)]
-        for split, own in (("train", [line for i, line in enumerate(lines) if i % 10]), ("valid", lines[::10])):
+        for split, split_lines in (("train", [line for i, line in enumerate(lines) if i % 10]), ("valid", lines[::10])):
             path = self._lines(task, split)
             path.parent.mkdir(parents=True, exist_ok=True)
             with atomic_open(path, "w") as file:
-                file.writelines(own)
+                file.writelines(split_lines)
 
     def finetuned(self, task: Task, checkpoint: Path, name: str, *, from_scratch: bool) -> dict[str, float]:
         """Mean and standard deviation over the seeds of fine-tuning."""
@@ -143,7 +143,7 @@ class Measures:
         self.commands.run(f"finetune-{name}-{task.name}", words, inputs=(train, valid, task.test))
         scores = [run["test_accuracy"] for run in read_json(folder / "results.json")["seeds"]]
         for heavy in [*folder.glob("seed-*/model"), folder / "model", folder / "exported"]:
-            shutil.rmtree(heavy, ignore_errors=True)  # the figures stay; many classifiers would fill the disk
+            shutil.rmtree(heavy, ignore_errors=True)  # keep only the figures; many classifiers would fill the disk
         return {"mean": statistics.fmean(scores), "deviation": statistics.stdev(scores) if len(scores) > 1 else 0.0}
 
     def pairs(self, file: str, checkpoint: Path, name: str) -> float:

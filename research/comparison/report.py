@@ -17,15 +17,15 @@ from comparison.rows import CONTROLS, CONTROLS_OF_SELF, ROWS
 from mlsm_plugin.core.files.atomic_files import atomic_open, write_json
 
 BASE = "mlm"
-OF_A_FOLDER = ("objectives", "seeds", "threads")  # settings that no run depends on
+OF_A_FOLDER = ("objectives", "seeds", "threads")  # settings that do not affect any run
 CONFIDENCE = 0.95
 COLORS = {"mlm": "black", "mlsm+mlm": "tab:blue", "self": "tab:orange", "taco": "tab:green", "lasso": "tab:cyan"}
-PLOTTED_FROM = 0.08  # of a row's updates: before, the learning rate rises, and the loss would fill the plot
+PLOTTED_FROM = 0.08  # share of a row's updates; before, the learning rate rises, and the loss would fill the plot
 OTHER_COLORS = ("tab:red", "tab:purple", "tab:brown", "tab:pink", "tab:olive", "tab:gray")
 
 
 def mean_and_deviation(values: Sequence[float], digits: int, scale: float = 1.0) -> str:
-    """Mean, and with several values the standard deviation, for a table."""
+    """The mean, and the standard deviation if there are several values, for a table."""
     if not values:
         return ""
     mean = f"{scale * statistics.fmean(values):.{digits}f}"
@@ -48,15 +48,15 @@ def runs_of(figures: dict[str, Any], row: str) -> list[dict[str, Any]]:
 
 
 def shares_of_cost(figures: dict[str, Any], row: str) -> list[float | None]:
-    """For each seed, the share of masked LM's cost at which the run has masked LM's final loss with that seed."""
+    """For each seed, the share of masked LM's cost at which the run reaches masked LM's final loss; None: never."""
     base = {run["seed"]: run for run in runs_of(figures, BASE)}
-    found: list[float | None] = []
+    shares: list[float | None] = []
     for run in runs_of(figures, row):
         if run["curve"] and run["seed"] in base:
-            of_base = base[run["seed"]]["curve"][-1]
-            cost = cost_to_reach([(point["seconds"], point["bits"]) for point in run["curve"]], of_base["bits"])
-            found.append(None if cost is None else cost / of_base["seconds"])
-    return found
+            base_end = base[run["seed"]]["curve"][-1]
+            cost = cost_to_reach([(point["seconds"], point["bits"]) for point in run["curve"]], base_end["bits"])
+            shares.append(None if cost is None else cost / base_end["seconds"])
+    return shares
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -66,7 +66,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def cost_table(figures: dict[str, Any]) -> str:
-    """What each row costs."""
+    """The cost of each row."""
     rows = []
     for name in figures["rows"]:
         cost = figures["costs"][name]
@@ -81,7 +81,7 @@ def cost_table(figures: dict[str, Any]) -> str:
 
 
 def rates_table(figures: dict[str, Any]) -> str | None:
-    """The last loss of the short runs that search the learning rates; None if nothing was searched."""
+    """The last loss of the short runs with each learning rate; None if no rate was searched."""
     searched = {name: figures["costs"][name].get("searched") for name in figures["rows"]}
     rates = sorted({rate for losses in searched.values() for rate in losses or ()}, key=float)
     rows = [
@@ -97,7 +97,7 @@ def rates_table(figures: dict[str, Any]) -> str | None:
 
 
 def loss_table(figures: dict[str, Any]) -> str:
-    """Masked-LM loss, and the cost of reaching that of plain masked LM."""
+    """Masked-LM loss, and the cost to reach the loss of plain masked LM."""
     base = {run["seed"]: run for run in runs_of(figures, BASE)}
     rows = []
     for name in figures["rows"]:
@@ -137,7 +137,7 @@ def round_updates(most: int) -> list[int]:
 
 
 def seeds_table(figures: dict[str, Any]) -> str:
-    """The loss of every run in the validations of its training, by updates; the tokens that are copied, and others."""
+    """The loss of every run in the validations of its training, by updates; and of repeated and new tokens."""
     base = {run["seed"]: run["curve"][-1]["bits"] for run in runs_of(figures, BASE)}
     columns = round_updates(figures["costs"][BASE]["updates"])
     rows = []
@@ -183,16 +183,16 @@ def use_table(figures: dict[str, Any]) -> str:
 
 
 def _figures_of(runs: Sequence[dict[str, Any]], kind: str, name: str) -> list[Any]:
-    """A figure of each run that has it; merged runs may have been measured on different things."""
+    """A figure of each run that has it; merged runs may have been measured on different tasks."""
     return [run[kind][name] for run in runs if name in run.get(kind, {})]
 
 
 def _finetuned(runs: Sequence[dict[str, Any]], task: str) -> str:
-    """Mean over the seeds; with one run, the deviation is that of fine-tuning."""
-    found = _figures_of(runs, "finetuned", task)
-    if len(found) == 1:
-        return f"{100 * found[0]['mean']:.1f} ± {100 * found[0]['deviation']:.1f}"
-    return mean_and_deviation([one["mean"] for one in found], 1, 100)
+    """Mean and deviation over the seeds; with one run, over its fine-tuning seeds."""
+    results = _figures_of(runs, "finetuned", task)
+    if len(results) == 1:
+        return f"{100 * results[0]['mean']:.1f} ± {100 * results[0]['deviation']:.1f}"
+    return mean_and_deviation([result["mean"] for result in results], 1, 100)
 
 
 def page(figures: dict[str, Any]) -> str:
@@ -224,7 +224,7 @@ def write_report(figures: dict[str, Any], folder: Path) -> None:
 
 def draw(figures: dict[str, Any], path: Path) -> None:
     """Masked-LM loss over cost and over updates; a thin line for each seed."""
-    logging.getLogger("matplotlib").setLevel(logging.WARNING)  # fairseq makes the root logger talkative
+    logging.getLogger("matplotlib").setLevel(logging.WARNING)  # fairseq makes the root logger verbose
     import matplotlib
 
     matplotlib.use("Agg")

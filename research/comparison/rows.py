@@ -1,4 +1,4 @@
-"""What is compared: the rows of the tables."""
+"""The objectives and controls of the comparison: the rows of its tables."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class Row:
     Attributes:
         flags: of ``fairseq-train``: task and criterion.
         codes: None, ``auxiliary``, ``self``, the name of the other coder, or the kind of a control.
-        rate_of: the row whose learning rate it has; None: its own.
-        all_seeds: run with every seed, not with the first one only.
-        metric: of the validation log; what decides the learning rate.
-        begins_from: the row whose checkpoint it begins from.
-        control_of: of a control, the row that it is a control of, and has the cost of. One of ``self`` continues its
-            first stage, with the same seed.
+        rate_of: the row with the learning rate to use; None: a rate is searched for this row.
+        all_seeds: run with every seed, not only with the first one.
+        metric: the metric of the validation log that decides the learning rate.
+        begins_from: the row with the checkpoint to start from.
+        control_of: for a control, its row, which also determines its cost. A control of ``self`` continues the first
+            stage of ``self`` with the same seed.
     """
 
     flags: tuple[str, ...]
@@ -37,7 +37,7 @@ class Row:
 
     @property
     def with_mlm(self) -> bool:
-        """Whether a masked-LM loss goes with the codes."""
+        """Whether a masked-LM loss is added to the loss of the codes."""
         return self.flags[: len(BOTH)] == BOTH
 
     @property
@@ -64,7 +64,7 @@ ROWS: dict[str, Row] = {
 
 
 def ordered(names: list[str]) -> list[str]:
-    """Names of rows in the order in which they are run, with the rows that they begin from."""
+    """The names of rows in the order in which they run, including the rows that they begin from."""
     needed = {*names, *(ROWS[name].begins_from for name in names)}
     if any(ROWS[name].control_of == SELF for name in names):
         needed.add(SELF)

@@ -1,11 +1,11 @@
-"""How much faster it is to read the codes of masked tokens than to train a model on them.
+"""Measure how much faster reading the codes of masked tokens is than training a model on them.
 
     python scripts/bench/code_store_reads.py [--size tiny]
 
-Both in one run, on the same synthetic data and batches: the look-up of the codes of a batch's masked tokens in a
+One run measures both, on the same synthetic data and batches: the look-up of the codes of a batch's masked tokens in a
 memory-mapped code store, and a whole training step of ``mlsm_roberta_SIZE`` with the MLSM loss. The store is much
-larger than the batches, so that each look-up reads positions that no earlier one has read (the operating system may
-hold the files in memory). Target: at least 20 times.
+larger than the batches, so each look-up reads new positions (but the operating system may hold the files in memory).
+Target: at least 20 times.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ TARGET = 20
 
 
 def parse_args() -> argparse.Namespace:
-    """The options, including those that ``mlsm_step`` needs."""
+    """The options, including those of ``mlsm_step``."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=mlsm_step.SIZES, default="tiny", help="mlsm_roberta_SIZE is trained")
     parser.add_argument("--tokens", type=int, default=4_000_000, help="tokens in the store (default: 4 million)")

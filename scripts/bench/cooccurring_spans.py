@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""How fast the spans of a group are drawn, compared with finding them by a dictionary of tuples.
+"""Measure how fast the spans of a group are drawn, compared with a dictionary of tuples.
 
     python scripts/bench/cooccurring_spans.py [--data-bin DIR] [--groups 40]
 
-Both sides draw spans by the same rules. They differ in how they find the n-grams that occur in several sequences of
-the group: ours sorts integers for n = 1, 2, ... in turn, and continues only with repeated n-grams; the other puts each
-n-gram of up to ten tokens into a dictionary of tuples. In every round both draw from the same group, in alternating
-order; the ratio is the median over the rounds of the ratios within a round. The bench checks that both find the same
-n-grams (exit status 1 if not). Target: at most 15 ms for a group of 16 x 256 tokens on one core.
+Both methods draw spans by the same rules. They differ in how they find the n-grams that occur in several sequences of
+the group: ours sorts integers for n = 1, 2, ..., and only continues with repeated n-grams; the other puts each n-gram
+of up to ten tokens into a dictionary of tuples. In every round both draw from the same group, in alternating order;
+the ratio is the median over the rounds of the ratios within a round. The bench checks that both find the same n-grams
+(exit status 1 if not). Target: at most 15 ms for a group of 16 x 256 tokens on one core.
 
 Without --data-bin, the text is synthetic: Zipf-distributed pieces, with repeated phrases.
 """
@@ -47,7 +47,7 @@ def parse_args() -> argparse.Namespace:
 
 
 def synthetic_groups(args: argparse.Namespace) -> tuple[PieceClasses, list[list[np.ndarray]]]:
-    """Zipf-distributed pieces; a tenth of the text are phrases of 2 to 8 pieces from a pool of the group."""
+    """Zipf-distributed pieces; a tenth of the text consists of phrases of 2 to 8 pieces from a pool of the group."""
     rng = np.random.default_rng(args.seed)
     pieces = [("\u2581" if rng.random() < WORD_SHARE else "") + f"p{rank}" for rank in range(args.vocab)]
     frequency = 1.0 / (np.arange(args.vocab) + 2.7)
@@ -84,7 +84,7 @@ def groups_of_text(args: argparse.Namespace) -> tuple[PieceClasses, list[list[np
 
 
 def ngrams_by_tuples(text: span_groups._Text, max_length: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Find the same as ``_repeated_ngrams``, in the obvious way."""
+    """Find the same n-grams as ``_repeated_ngrams``, in the obvious way."""
     tokens, sequence = text.tokens.tolist(), text.sequence.tolist()
     for length in range(1, max_length + 1):
         where: dict[tuple[int, ...], list[int]] = defaultdict(list)
@@ -96,9 +96,9 @@ def ngrams_by_tuples(text: span_groups._Text, max_length: int) -> Iterator[tuple
         starts, numbers = [], []
         for number, places in enumerate(where.values()):
             if sequence[places[0]] != sequence[places[-1]]:
-                own = [start for start in places if text.ends[start + length - 1]]
-                starts += own
-                numbers += [number] * len(own)
+                whole_words = [start for start in places if text.ends[start + length - 1]]
+                starts += whole_words
+                numbers += [number] * len(whole_words)
         yield np.array(starts, dtype=np.int64), np.array(numbers, dtype=np.int64)
 
 
@@ -108,12 +108,12 @@ def found_by(finder: object, group: list[np.ndarray], pieces: PieceClasses, rule
     number = np.repeat(np.arange(len(group)), [len(sequence) for sequence in group])
     begins, ends = word_boundaries(tokens, number, pieces, longest=rules.max_length)
     text = span_groups._Text(tokens, number, pieces.special[tokens], begins, ends, len(pieces.special))
-    found = [sorted(starts.tolist()) for starts, _ in finder(text, rules.max_length)]  # type: ignore[operator]
-    return found + [[]] * (rules.max_length - len(found))
+    ngrams = [sorted(starts.tolist()) for starts, _ in finder(text, rules.max_length)]  # type: ignore[operator]
+    return ngrams + [[]] * (rules.max_length - len(ngrams))
 
 
 def main() -> int:
-    """Measure and print milliseconds a group, and the ratio."""
+    """Measure and print milliseconds per group, and the ratio."""
     args = parse_args()
     pieces, groups = groups_of_text(args) if args.data_bin else synthetic_groups(args)
     rules = SpanRules()
@@ -121,8 +121,8 @@ def main() -> int:
     seconds: dict[str, list[float]] = {name: [] for name in finders}
     agree, masked = True, []
     for number, group in enumerate(groups):
-        found = [found_by(finder, group, pieces, rules) for finder in finders.values()]
-        agree &= found[0] == found[1]
+        ngrams = [found_by(finder, group, pieces, rules) for finder in finders.values()]
+        agree &= ngrams[0] == ngrams[1]
         for name in sorted(finders, reverse=bool(number % 2)):
             with mock.patch.object(span_groups, "_repeated_ngrams", finders[name]):
                 start = time.perf_counter()

@@ -1,10 +1,10 @@
-"""Compares ``mlsm dictionary`` with ``spams.trainDL``: the objective on held-out hidden states, and the time.
+"""Compare ``mlsm dictionary`` with ``spams.trainDL``: the objective on held-out hidden states, and the time.
 
     python scripts/bench/dictionary_learning.py [--hidden HIDDEN.npy]
 
-Both start from the same rows and read the same number of samples. The objective is
-the mean of ``0.5 ||x - a D||^2 + lambda sum(a)`` over rows that neither has read, coded exactly over each dictionary.
-Target: within 1 % of spams. Without a file the hidden states are synthetic.
+Both start from the same rows and read the same number of samples. The objective is the mean of
+``0.5 ||x - a D||^2 + lambda sum(a)`` over held-out rows, which are coded exactly over each dictionary. Target: within
+1 % of spams. Without a file, the hidden states are synthetic.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def learn_with_spams(
     seed: int,
     threads: int | None = None,
 ) -> np.ndarray:
-    """What ``learn_dictionary`` does, by ``spams.trainDL``: (num_atoms, dim) float32, unit rows."""
+    """Do the same as ``learn_dictionary`` with ``spams.trainDL``: (num_atoms, dim) float32, unit rows."""
     import spams
 
     initial = sample_distinct_rows(rows, num_atoms, np.random.default_rng(seed))

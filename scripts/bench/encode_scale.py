@@ -1,13 +1,13 @@
-"""Speed, disk and memory of coding at growing sizes, extrapolated to a billion tokens.
+"""Measure speed, disk space and memory of coding at growing sizes, and extrapolate to a billion tokens.
 
     python scripts/bench/encode_scale.py [--tokens 1000000 4000000 16000000]
     python scripts/bench/encode_scale.py --before CHECKOUT --encode DATA --auxiliary AUX --dictionary DICT [...]
 
-Synthetic hidden states are coded and written as ``mlsm encode`` does it (batches, shards, the same solver and writer),
-each size in its own process, whose peak resident memory is reported. The memory includes what does not depend on the
-size (the interpreter, torch, the dictionary), but no auxiliary model, whose cost is that of a forward pass.
+Synthetic hidden states are coded and written as in ``mlsm encode`` (batches, shards, the same solver and writer). Each
+size has its own process, and the peak resident memory of that process is reported. The memory includes a constant part
+(the interpreter, torch, the dictionary), but no auxiliary model, whose cost is that of a forward pass.
 
-With ``--before``, ``mlsm encode`` of this checkout and of another run in turn instead, with the words after
+With ``--before``, ``mlsm encode`` of this checkout and of another one run in turn instead, with the words after
 ``--encode``. Both must write the same bytes.
 """
 
@@ -34,7 +34,7 @@ from mlsm_plugin.core.sparse_coding.encode import normalize_rows, sparse_encode
 
 BATCH_TOKENS = 8192
 SHARD_TOKENS = 1 << 18
-CONTENT = 20  # one in this many tokens is a special symbol, which has no code
+CONTENT = 20  # one in this many tokens is a special symbol and has no code
 BILLION = 10**9
 
 
@@ -70,11 +70,11 @@ def code(tokens: int, n_atoms: int, dim: int, lambda_: float, directory: Path) -
 
 
 def compare(before: Path, words: list[str], rounds: int) -> int:
-    """Run ``mlsm encode`` of two checkouts in turn, after one round that is not counted; 1 if a file differs."""
+    """Run ``mlsm encode`` of two checkouts in turn; the first round does not count. Returns 1 if a file differs."""
     checkouts = {"before": before, "now": Path(__file__).parents[2]}
     speeds: dict[str, list[float]] = {name: [] for name in checkouts}
     seconds: dict[str, list[float]] = {name: [] for name in checkouts}
-    unlike: set[str] = set()
+    differ: set[str] = set()
     for number in range(rounds + 1):
         with tempfile.TemporaryDirectory(prefix="encode_scale.") as folder:
             for name in sorted(checkouts, reverse=number % 2 == 1):
@@ -89,8 +89,8 @@ def compare(before: Path, words: list[str], rounds: int) -> int:
                 ]
                 used = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
                 environment = {**os.environ, "PYTHONPATH": str(checkouts[name].resolve()), "PYTHONSAFEPATH": "1"}
-                said = subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout
-                coded = re.findall(r"([0-9]+) tokens coded in ([0-9.]+) s", said)
+                output = subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout
+                coded = re.findall(r"([0-9]+) tokens coded in ([0-9.]+) s", output)
                 if number:
                     speeds[name].append(sum(int(tokens) for tokens, _ in coded) / sum(float(s) for _, s in coded))
                     seconds[name].append(resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - used)
@@ -98,14 +98,14 @@ def compare(before: Path, words: list[str], rounds: int) -> int:
                 str(path.relative_to(f"{folder}/now")) for path in Path(folder, "now").rglob("*") if path.is_file()
             ]
             _, differing, absent = filecmp.cmpfiles(f"{folder}/before", f"{folder}/now", files, shallow=False)
-            unlike.update(differing + absent)
+            differ.update(differing + absent)
     for name in checkouts:
         print(f"{name:8} {statistics.median(speeds[name]):9.0f} coded tokens/s", end="")
         print(f" {statistics.median(seconds[name]):7.1f} s of processor time", flush=True)
     faster = statistics.median(now / then for now, then in zip(speeds["now"], speeds["before"], strict=True))
     less = statistics.median(then / now for now, then in zip(seconds["now"], seconds["before"], strict=True))
-    print(f"ratio {faster:.2f} (processor time: {less:.2f}); files that differ: {', '.join(sorted(unlike)) or 'none'}")
-    return 1 if unlike else 0
+    print(f"ratio {faster:.2f} (processor time: {less:.2f}); files that differ: {', '.join(sorted(differ)) or 'none'}")
+    return 1 if differ else 0
 
 
 def main() -> int:
@@ -132,11 +132,11 @@ def main() -> int:
         with tempfile.TemporaryDirectory(prefix="encode_scale.", dir=args.directory) as folder:
             options = ("--atoms", args.atoms, "--dim", args.dim, "--lambda", args.lambda_, "--directory", folder)
             command = [sys.executable, __file__, "--worker", "--tokens", str(tokens), *map(str, options)]
-            found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-        disk = found["bytes"] * tokens / 1e9
-        print(f"{tokens:14} {found['speed']:9.0f} {found['nonzeros']:9.1f} {found['bytes']:11.1f} ", end="")
-        print(f"{disk:6.2f} GB {found['memory']:9.0f} MB", flush=True)
-    hours, disk = BILLION / found["speed"] / 3600, found["bytes"]
+            cost = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+        disk = cost["bytes"] * tokens / 1e9
+        print(f"{tokens:14} {cost['speed']:9.0f} {cost['nonzeros']:9.1f} {cost['bytes']:11.1f} ", end="")
+        print(f"{disk:6.2f} GB {cost['memory']:9.0f} MB", flush=True)
+    hours, disk = BILLION / cost["speed"] / 3600, cost["bytes"]
     print(f"{BILLION:14} {'':9} {'':9} {'':11} {disk:6.0f} GB, {hours:.1f} hours at the last speed")
     return 0
 

@@ -1,12 +1,12 @@
-"""Compares kinds of coders on hidden states whose true features are known: which ones find them?
+"""Compare kinds of coders on hidden states with known true features: which coders find the features?
 
     python scripts/bench/feature_recovery.py
 
-The hidden states are those of ``synthetic_features.py``, as in SynthSAEBench (arXiv 2602.14687). Every coder has the
-same number of latents and, on average, the same number of non-zeros in a code. The figures, on rows that no coder has
-learned from, are those of SynthSAEBench:
+The hidden states come from ``synthetic_features.py``, as in SynthSAEBench (arXiv 2602.14687). Every coder has the same
+number of latents and, on average, the same number of non-zeros in a code. The figures are those of SynthSAEBench, on
+held-out rows:
 
-- F1: each latent is a detector of the feature whose direction is most similar to its own; the mean over latents.
+- F1: each latent is a detector of the feature with the most similar direction; the mean over latents.
 - MCC: the mean absolute cosine of latents and features, matched one to one (Hungarian algorithm).
 - uniqueness: share of the latents' most similar features that are distinct.
 - explained variance, L0, and the share of the latents that are in use: as in ``mlsm evaluate dictionary``.
@@ -45,13 +45,13 @@ FIGURES = ("f1", "mcc", "uniqueness", "explained_variance", "l0", "frac_alive", 
 
 @dataclass(frozen=True)
 class Problem:
-    """What a coder may learn from, and the truth that it may not see, except for the reference.
+    """The training data of a coder, and the truth, which only the reference may see.
 
     Attributes:
         truth: the features.
         train: (rows, dim) hidden states.
-        latents: how many the coder has.
-        l0: wanted mean number of non-zeros in a code, a whole number, as TopK needs it.
+        latents: number of latents of the coder.
+        l0: target for the mean number of non-zeros in a code; a whole number, as TopK needs it.
         seed: for the random numbers of learning.
         args: of the command line.
     """
@@ -71,8 +71,8 @@ def cosines(directions: np.ndarray, features: np.ndarray) -> np.ndarray:
 
 def matched_cosine(directions: np.ndarray, features: np.ndarray) -> float:
     """MCC: the mean absolute cosine of the best one-to-one matching; the smaller side is matched completely."""
-    found = cosines(directions, features)
-    return float(found[linear_sum_assignment(found, maximize=True)].mean())
+    similarities = cosines(directions, features)
+    return float(similarities[linear_sum_assignment(similarities, maximize=True)].mean())
 
 
 def uniqueness(directions: np.ndarray, features: np.ndarray) -> float:
@@ -83,23 +83,23 @@ def uniqueness(directions: np.ndarray, features: np.ndarray) -> float:
 def detection_f1(
     directions: np.ndarray, features: np.ndarray, codes: sp.csr_matrix, activations: sp.csr_matrix
 ) -> float:
-    """The mean over latents of F1 as a detector of the most similar feature; 0 for one that never fires.
+    """The mean over latents of F1 as a detector of the most similar feature; 0 for a latent that never fires.
 
     Args:
         directions: (latents, dim).
         features: (features, dim).
         codes: (rows, latents).
-        activations: (rows, features), the true ones.
+        activations: (rows, features), the true activations.
     """
     nearest = cosines(directions, features).argmax(axis=1)
-    fires, there = (codes > 0).astype(np.int64), (activations > 0).astype(np.int64).tocsc()[:, nearest]
-    both = np.asarray(fires.multiply(there).sum(axis=0)).ravel()
-    either = np.asarray(fires.sum(axis=0)).ravel() + np.asarray(there.sum(axis=0)).ravel()
+    fires, active = (codes > 0).astype(np.int64), (activations > 0).astype(np.int64).tocsc()[:, nearest]
+    both = np.asarray(fires.multiply(active).sum(axis=0)).ravel()
+    either = np.asarray(fires.sum(axis=0)).ravel() + np.asarray(active.sum(axis=0)).ravel()
     return float((2 * both / np.maximum(either, 1)).mean())
 
 
 def directions_of(coder: SparseCoder) -> np.ndarray:
-    """(latents, dim): the atoms of a dictionary, or the rows of a decoder."""
+    """The directions of the latents (latents, dim): the atoms of a dictionary, or the rows of a decoder."""
     return coder.dictionary.atoms if isinstance(coder, LassoCoder) else coder.sae.weights.decoder.cpu().numpy()
 
 
@@ -122,19 +122,19 @@ def judged(coder: SparseCoder, truth: SyntheticFeatures, hidden: np.ndarray, act
 
 
 def lambda_with_l0(rows: np.ndarray, atoms: np.ndarray, l0: float) -> float:
-    """The lambda with which normalized rows have ``l0`` non-zeros on average, to 1 % if any has, by bisection."""
+    """The lambda for ``l0`` non-zeros per normalized row on average, by bisection; to 1 % if that is possible."""
     low, high = 1e-4, 1.0
     for _ in range(30):
         middle = (low * high) ** 0.5
-        found = sparse_encode(rows, atoms, lambda_=middle).codes.nnz / len(rows)
-        if abs(found - l0) < 0.01 * l0:
+        nonzeros = sparse_encode(rows, atoms, lambda_=middle).codes.nnz / len(rows)
+        if abs(nonzeros - l0) < 0.01 * l0:
             break
-        low, high = (middle, high) if found > l0 else (low, middle)
+        low, high = (middle, high) if nonzeros > l0 else (low, middle)
     return middle
 
 
 def as_lasso(problem: Problem, atoms: np.ndarray) -> LassoCoder:
-    """The lasso over a dictionary, with the lambda that gives the wanted number of non-zeros."""
+    """The lasso over a dictionary, with the lambda that gives ``problem.l0`` non-zeros."""
     rows = normalize_rows(problem.train[: problem.args.tuning_rows])
     return LassoCoder(AtomDictionary(atoms, {"lambda": lambda_with_l0(rows, atoms, problem.l0)}))
 
@@ -145,7 +145,7 @@ def true_dictionary(problem: Problem) -> SparseCoder:
 
 
 def learned_dictionary(problem: Problem, learn: Callable[..., np.ndarray]) -> SparseCoder:
-    """A dictionary that is learned twice: shortly, to find lambda, and then with that lambda."""
+    """Learn a dictionary twice: for a short time to find lambda, and then with that lambda."""
     rows = normalize_rows(problem.train)
     settings: dict[str, Any] = {
         "num_atoms": problem.latents,
@@ -209,10 +209,10 @@ def main() -> None:
         truth, rng = SyntheticFeatures(recipe, seed), np.random.default_rng([seed, 1])
         train, _ = truth.sample(args.rows, rng)
         held_out, activations = truth.sample(args.held_out, rng)
-        there = activations[:, : args.latents].nnz / args.held_out
+        frequent = activations[:, : args.latents].nnz / args.held_out
         print(f"seed {seed}: {activations.nnz / args.held_out:.1f} features in a hidden state, ", end="")
-        print(f"{there:.1f} of the {args.latents} most frequent ones", flush=True)
-        problem = Problem(truth, train, args.latents, args.l0 or max(1, round(there)), seed, args)
+        print(f"{frequent:.1f} of the {args.latents} most frequent ones", flush=True)
+        problem = Problem(truth, train, args.latents, args.l0 or max(1, round(frequent)), seed, args)
         for name in args.coders:
             start = time.perf_counter()
             coder = CODERS[name](problem)
@@ -229,10 +229,10 @@ def main() -> None:
 def print_table(figures: dict[str, list[dict[str, float]]]) -> None:
     """Means over the seeds, with their standard deviations (n - 1)."""
     print("\n| coder | " + " | ".join(FIGURES) + " |\n" + "| --- " * (len(FIGURES) + 1) + "|")
-    for name, of_seeds in figures.items():
+    for name, results in figures.items():
         cells = []
         for key in FIGURES:
-            values = np.array([of_seed[key] for of_seed in of_seeds])
+            values = np.array([result[key] for result in results])
             deviation = values.std(ddof=1) if len(values) > 1 else 0.0
             digits = 1 if key in ("l0", "seconds") else 3
             cells.append(f"{values.mean():.{digits}f} ± {deviation:.{digits}f}")

@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
-"""How fast ``mlsm_modern`` and ``mlsm_roberta`` learn: validation loss of plain MLM over training time.
+"""Measure how fast ``mlsm_modern`` and ``mlsm_roberta`` learn: validation loss of plain MLM over training time.
 
     python scripts/bench/learning_curves.py DATA_BIN --output DIR [--minutes 25] [--rates 5e-4 1e-3 2e-3]
 
 Both encoders have the same size, text, batches, masks, optimizer and precision (``--autocast auto``). RoBERTa has its
 dropout of 0.1. For each of them:
 
-1. speed: a short run that has the machine to itself; how many updates fit into ``--minutes`` follows from it;
-2. rate: a run with the first seed for each learning rate; the one with the lowest validation loss is taken;
+1. speed: a short run while nothing else runs; it determines how many updates fit into ``--minutes``;
+2. rate: a run with the first seed for each learning rate; the rate with the lowest validation loss is used;
 3. curves: a run for each seed, with validation every ``--valid-every`` updates.
 
-Time is updates divided by the speed of step 1, so that other work on the machine during the long runs does not count.
+Time is updates divided by the speed of step 1, so other work on the machine during the long runs does not count.
 Writes ``learning.json``, ``learning.md`` and ``learning.png`` (with matplotlib). Run the same command again to resume:
 a finished run is not repeated, and a stopped one resumes from its checkpoint.
 """
@@ -73,15 +73,15 @@ class Runs:
             if done.returncode != 0:
                 raise ValueError(f"fairseq-train stopped with exit status {done.returncode}; its log is {log}")
             for checkpoint in path.glob("*.pt"):
-                checkpoint.unlink()  # the curves stay
+                checkpoint.unlink()  # only the log is needed
             planned.seal({"updates": updates})
         return read_training_log(log)
 
     def tokens_per_second(self, name: str) -> float:
         """Speed of training, from the middle of a short run."""
-        given = dict(self.args.speed).get(name)
-        if given:
-            return given
+        measured = dict(self.args.speed).get(name)
+        if measured:
+            return measured
         more = ("--disable-validation", "--no-save")
         log = self.train(name, self.args.rates[0], SPEED_UPDATES, 1, *more)
         return statistics.median(value for _, value in log.train["wps"][1:])
@@ -109,35 +109,35 @@ class Runs:
 
 
 def minutes_to_reach(curve: list[tuple[float, float]], bits: float) -> float | None:
-    """When a curve first is at ``bits``, between two points by interpolation; None: never."""
+    """The time at which a curve first reaches ``bits``, interpolated between points; None if it never does."""
     for (before, high), (after, low) in itertools.pairwise(curve):
         if low <= bits:
             return after if high <= low else before + (after - before) * max(0.0, high - bits) / (high - low)
     return None
 
 
-def report(found: dict[str, Any]) -> str:
+def report(results: dict[str, Any]) -> str:
     """The table, and when the modern encoder reaches the other's final loss."""
     lines = ["| encoder | tokens/s | updates | learning rate | bits at the end, mean of the seeds | deviation |"]
     lines += ["| --- | --- | --- | --- | --- | --- |"]
-    for name, own in found.items():
-        ends = [curve[-1][1] for curve in own["seeds"].values()]
+    for name, result in results.items():
+        ends = [curve[-1][1] for curve in result["seeds"].values()]
         deviation = statistics.stdev(ends) if len(ends) > 1 else 0.0
         lines.append(
-            f"| `mlsm_{name}` | {own['tokens_per_second']:,.0f} | {own['updates']:,} | {own['rate']:g} | "
+            f"| `mlsm_{name}` | {result['tokens_per_second']:,.0f} | {result['updates']:,} | {result['rate']:g} | "
             f"{statistics.fmean(ends):.3f} | {deviation:.3f} |"
         )
-    if set(NAMES) <= set(found):
-        goal = statistics.fmean(curve[-1][1] for curve in found["roberta"]["seeds"].values())
-        total = statistics.fmean(curve[-1][0] for curve in found["roberta"]["seeds"].values())
-        for seed, curve in found["modern"]["seeds"].items():
+    if set(NAMES) <= set(results):
+        goal = statistics.fmean(curve[-1][1] for curve in results["roberta"]["seeds"].values())
+        total = statistics.fmean(curve[-1][0] for curve in results["roberta"]["seeds"].values())
+        for seed, curve in results["modern"]["seeds"].items():
             reached = minutes_to_reach(curve, goal)
             when = "never" if reached is None else f"after {reached:.1f} minutes, {reached / total:.0%} of the time"
             lines += ["", f"Seed {seed} of `mlsm_modern` is at the final loss of `mlsm_roberta` {when}."]
     return "\n".join(lines) + "\n"
 
 
-def draw(found: dict[str, Any], path: Path) -> None:
+def draw(results: dict[str, Any], path: Path) -> None:
     """All curves in one plot."""
     try:
         from matplotlib.figure import Figure
@@ -146,9 +146,9 @@ def draw(found: dict[str, Any], path: Path) -> None:
         return
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     axis = figure.subplots()
-    for number, (name, own) in enumerate(found.items()):
-        for seed, curve in own["seeds"].items():
-            label = f"mlsm_{name}" if seed == next(iter(own["seeds"])) else None
+    for number, (name, result) in enumerate(results.items()):
+        for seed, curve in result["seeds"].items():
+            label = f"mlsm_{name}" if seed == next(iter(result["seeds"])) else None
             axis.plot(*zip(*curve, strict=True), color=f"C{number}", label=label, linewidth=1.2)
     axis.set_xlabel("minutes of training")
     axis.set_ylabel("validation MLM loss, bits")
@@ -158,7 +158,7 @@ def draw(found: dict[str, Any], path: Path) -> None:
 
 
 def named_number(text: str) -> tuple[str, float]:
-    """``modern=19000``."""
+    """Parse ``NAME=NUMBER``, such as ``modern=19000``."""
     name, _, number = text.partition("=")
     if name not in NAMES or not number:
         raise argparse.ArgumentTypeError(f"{text!r} is not NAME=TOKENS_PER_SECOND with a name of {', '.join(NAMES)}")
@@ -191,19 +191,19 @@ def main() -> int:
     args = parse_args()
     args.output.mkdir(parents=True, exist_ok=True)
     os.environ.setdefault("PYTHONWARNINGS", "ignore")
-    runs, results = Runs(args), args.output / "learning.json"
-    found: dict[str, Any] = read_json(results) if results.exists() else {}
+    runs, file = Runs(args), args.output / "learning.json"
+    results: dict[str, Any] = read_json(file) if file.exists() else {}
     for name in args.encoders:
         try:
-            found[name] = runs.curves(name)
+            results[name] = runs.curves(name)
         except ValueError as error:
             print(f"learning_curves: error: {error}", file=sys.stderr)
             return 1
-        write_json(results, found)
-    found = {name: found[name] for name in NAMES if name in found}
-    text = report(found)
+        write_json(file, results)
+    results = {name: results[name] for name in NAMES if name in results}
+    text = report(results)
     (args.output / "learning.md").write_text(text, encoding="utf-8")
-    draw(found, args.output / "learning.png")
+    draw(results, args.output / "learning.png")
     print(text)
     return 0
 

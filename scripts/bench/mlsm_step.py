@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What a training step of MLSM costs, compared with fairseq's ``masked_lm`` and with the published recipe.
+"""Measure a training step of MLSM, compared with fairseq's ``masked_lm`` and with the published recipe.
 
 Four trainings run side by side in one process, on the same batches with the same masks and with encoders of the same
 size; every step goes through fairseq's own ``Trainer``:
@@ -11,12 +11,12 @@ size; every step goes through fairseq's own ``Trainer``:
   hidden states of the masked tokens (Berend, ACL Findings 2023).
 
 A step is timed from the collation of its batch, without worker processes, to the end of the Adam update. In every
-round each training takes one step (the slow recipe in every fourth), and the order rotates; a ratio is the median over
-the rounds of ratios within a round, so that a noisy machine disturbs both sides alike. Next to the ratio of wall
-times is that of processor times, which on the CPU depends less on other processes.
+round each training takes one step (the slow recipe in every fourth), in a rotating order. A ratio is the median over
+the rounds of the ratios within a round, so that a noisy machine affects both sides alike. The table also has the ratio
+of processor times, which on the CPU depends less on other processes.
 
-Text and codes are synthetic: Zipf-distributed pieces, and codes whose mean length is that measured on real text. The
-recipe's auxiliary model and dictionary are random, as neither changes the cost of a fixed number of FISTA steps.
+Text and codes are synthetic: Zipf-distributed pieces, and codes with the mean length measured on real text. The
+recipe's auxiliary model and dictionary are random, since they do not change the cost of a fixed number of FISTA steps.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ MLSM_FLAGS = ("--task", "masked_latent_semantic", "--criterion", "latent_semanti
 
 
 def write_codes(prefix: Path, ids: np.ndarray, args: argparse.Namespace, rng: np.random.Generator) -> None:
-    """Write the code store of a split: codes that depend on the piece, and an empty one for end of sentence."""
+    """Write the code store of a split: codes that depend on the piece, and an empty code for the end of a sentence."""
     first_atom = rng.integers(args.atoms, size=SPECIAL_SYMBOLS + args.vocab)
     scattered = rng.permutation(args.atoms)
     boundaries = [*range(0, len(ids), TOKENS_PER_SHARD), len(ids)]
@@ -177,7 +177,7 @@ def build_training(
     every: int = 1,
     online: bool = False,
 ) -> Training:
-    """A training of ``mlsm_roberta_SIZE``; with ``online`` one of the published recipe."""
+    """A training of ``mlsm_roberta_SIZE``; with ``online``, the published recipe."""
 
     def recipe(task: Any) -> PublishedRecipeCriterion:
         arch = f"mlsm_roberta_{args.auxiliary_size}"
@@ -195,7 +195,7 @@ def build_training(
 
 
 def build_trainings(data_bin: Path, args: argparse.Namespace) -> list[Training]:
-    """The four trainings; the others are compared with the first."""
+    """The four trainings; the first is the baseline."""
     latent_head = ("--num-atoms", str(args.atoms))
     return [
         build_training("masked_lm", data_bin, args, STOCK_FLAGS),

@@ -1,10 +1,9 @@
-"""Runs several trainings in turn in one process; the benches of training steps share this module.
+"""Run several trainings in turn in one process; the benches of training steps share this module.
 
-Every training has fairseq's own ``Trainer``. In every round each takes one step on the same samples with the same
-masks, and the order rotates; a ratio is the median over the rounds of ratios within a round, so that a noisy machine
-disturbs both sides alike. A step is timed from the collation of its batch, without worker processes, to the end of the
-Adam update. Next to the ratio of wall times is that of processor times, which on the CPU depends less on other
-processes.
+Every training has fairseq's own ``Trainer``. In every round each training takes one step on the same samples with the
+same masks, in a rotating order. A ratio is the median over the rounds of the ratios within a round, so that a noisy
+machine affects both sides alike. A step is timed from the collation of its batch, without worker processes, to the end
+of the Adam update. The table also has the ratio of processor times, which on the CPU depends less on other processes.
 """
 
 from __future__ import annotations
@@ -77,10 +76,10 @@ class Training:
     """Processor seconds of the counted steps, over all threads."""
 
     def step(self, batch: np.ndarray, counted_round: int) -> None:
-        """Take one step on the samples ``batch``; a negative round is not counted.
+        """Take one step on the samples ``batch``; a negative round does not count.
 
-        The time of the step includes the call of ``begin_update`` of a criterion that has it. In ``fairseq-train`` the
-        task makes this call for the batches of its data iterator, which is not used here.
+        If the criterion has ``begin_update``, the time of the step includes this call. In ``fairseq-train``, the task
+        calls it for the batches of its data iterator, which is not used here.
         """
         metrics.reset()  # the trainings share fairseq's meters, and may use the same name for meters of different kinds
         _synchronize()
@@ -108,7 +107,7 @@ class Training:
         return np.add(self.data, self.update)
 
     def ratios(self, stock: Training) -> tuple[np.ndarray, np.ndarray]:
-        """Wall time and processor time of each counted step, relative to that of ``stock`` in the same round."""
+        """Wall time and processor time of each counted step, relative to ``stock`` in the same round."""
         return self.seconds / stock.seconds[self.rounds], np.array(self.cpu) / np.take(stock.cpu, self.rounds)
 
 
@@ -126,7 +125,7 @@ def configuration(data_bin: Path, args: argparse.Namespace, arch: str, flags: tu
         *("--lr", "5e-4", "--clip-norm", "1.0", "--dropout", "0.1", "--attention-dropout", "0.1"),
         *("--seed", str(args.seed), "--no-save", "--save-dir", str(data_bin)),
         *(("--cpu",) if args.device == "cpu" else ()),
-        *flags,  # the last one counts
+        *flags,  # the last value of a flag counts
     ]
     return configuration_of(command)
 
@@ -150,9 +149,9 @@ def build_training(
         args: the general options.
         arch: architecture of the model.
         flags: flags of task, criterion and model, as on the command line.
-        target: highest ratio of a step to one of the first training.
-        every: it takes part in every ``every``-th round.
-        make_criterion: a function of the task that makes the criterion, instead of that of ``flags``.
+        target: highest ratio of a step to a step of the first training.
+        every: the training takes part in every ``every``-th round.
+        make_criterion: makes the criterion from the task, instead of the criterion of ``flags``.
     """
     cfg = configuration(data_bin, args, arch, flags)
     task = setup_task(cfg.task)
@@ -231,7 +230,7 @@ def add_general_options(parser: argparse.ArgumentParser, *, block: int) -> None:
 
 
 def check_general_options(parser: argparse.ArgumentParser, args: argparse.Namespace, *positive: str) -> None:
-    """Exit with a usage message if an option is out of range; ``positive`` names more options that must be above 0."""
+    """Exit with a usage message if an option is out of range; ``positive``: more options that must be above 0."""
     if args.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device cuda: torch sees no CUDA device")
     for name in ("rounds", "batch_size", "vocab", *positive):
@@ -244,6 +243,6 @@ def check_general_options(parser: argparse.ArgumentParser, args: argparse.Namesp
 def set_up_process(args: argparse.Namespace) -> None:
     """Silence logs and warnings, and set the number of threads."""
     logging.disable(logging.INFO)
-    warnings.simplefilter("ignore")  # fairseq and hydra cause many
+    warnings.simplefilter("ignore")  # fairseq and hydra warn a lot
     if args.threads:
         torch.set_num_threads(args.threads)

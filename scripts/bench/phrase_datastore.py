@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""How fast a datastore is built and searched, and how large it is.
+"""Measure how fast a datastore is built and searched, and how large it is.
 
     python scripts/bench/phrase_datastore.py DATA_BIN CHECKPOINT [--split train] [--threads 1]
 
 1. Building, compared with only the forward passes of the same model on the same batches, which is the lower limit.
-2. Searching for the nearest k keys of a query (hidden states of the text itself, with noise): all keys compared, read
-   from disk in float16; faiss' exact index in memory in float32, the peer; ``--index ivfpq``, and the share of the true
-   nearest that it finds. Times are medians over single queries; ratios are to the peer.
-3. Bytes a token, of the keys and of each index.
+2. Searching for the nearest k keys of a query (hidden states of the text itself, with noise): by comparing all keys,
+   read from disk in float16; with faiss' exact index in memory in float32, the peer; and with ``--index ivfpq``, also
+   the share of the true nearest keys that it finds. Times are medians over single queries; ratios are to the peer.
+3. Bytes per token of the keys and of each index.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def parse_args() -> argparse.Namespace:
 
 
 def bare_forward_seconds(builder: DatastoreBuilder, reader: BlockReader, args: argparse.Namespace) -> float:
-    """Seconds of the forward passes alone, over the batches that the builder makes."""
+    """Seconds of the forward passes alone, over the same batches as the builder."""
     blocks = [part for index in range(len(reader)) for part in reader.block(index)]
     seconds = 0.0
     for first in range(0, len(blocks), 256):
@@ -62,7 +62,7 @@ def bare_forward_seconds(builder: DatastoreBuilder, reader: BlockReader, args: a
 
 
 def median_ms(search: Callable[[Tensor], object], queries: Tensor) -> float:
-    """Milliseconds of one query."""
+    """Median milliseconds of a single query."""
     search(queries[:1])
     seconds = []
     for query in queries:
@@ -105,22 +105,22 @@ def main() -> int:
 
 
 def measure_searches(store: PhraseDatastore, args: argparse.Namespace, faiss: object) -> int:
-    """Print milliseconds for a query, ratios to faiss' exact index, and recall; returns the exit status."""
+    """Print milliseconds per query, ratios to faiss' exact index, and recall; returns the exit status."""
     rng = np.random.default_rng(1)
     rows = np.sort(rng.choice(len(store), size=args.queries, replace=False))
     queries = store.keys_of(rows)
     queries += 0.5 * queries.std(axis=0) * rng.standard_normal(queries.shape).astype(np.float32)
-    wanted, similarity = torch.from_numpy(queries), store.meta["similarity"]
+    vectors, similarity = torch.from_numpy(queries), store.meta["similarity"]
 
     def search(query: Tensor) -> tuple[Tensor, Tensor]:
         return store.search(query, args.k, similarity=similarity)
 
-    exact = search(wanted)
-    found = {"all keys compared": median_ms(search, wanted)}
+    exact = search(vectors)
+    times = {"all keys compared": median_ms(search, vectors)}
     peer = faiss.IndexFlatIP(store.dim) if similarity == "inner" else faiss.IndexFlatL2(store.dim)  # type: ignore[attr-defined]
     for keys in store._chunks(torch.device("cpu")):
         peer.add(keys.numpy())
-    found["faiss flat in memory (peer)"] = median_ms(lambda query: peer.search(query.numpy(), args.k), wanted)
+    times["faiss flat in memory (peer)"] = median_ms(lambda query: peer.search(query.numpy(), args.k), vectors)
     peer.reset()
     start = time.perf_counter()
     try:
@@ -130,11 +130,11 @@ def measure_searches(store: PhraseDatastore, args: argparse.Namespace, faiss: ob
         return 1
     made = time.perf_counter() - start
     assert isinstance(store.index, KeyIndex)
-    found["ivfpq"] = median_ms(search, wanted)
-    nearest = [set(a) & set(b) for a, b in zip(search(wanted)[1].tolist(), exact[1].tolist(), strict=True)]
+    times["ivfpq"] = median_ms(search, vectors)
+    nearest = [set(a) & set(b) for a, b in zip(search(vectors)[1].tolist(), exact[1].tolist(), strict=True)]
     recall = sum(map(len, nearest)) / (args.k * args.queries)
-    for name, milliseconds in found.items():
-        ratio = milliseconds / found["faiss flat in memory (peer)"]
+    for name, milliseconds in times.items():
+        ratio = milliseconds / times["faiss flat in memory (peer)"]
         print(f"{name}: {milliseconds:.1f} ms a query, {ratio:.3f} of the peer")
     size = folder_bytes(store.directory, "index.faiss") / store.meta["num_tokens"]
     print(f"ivfpq: made in {made:.0f} s, {size:.1f} bytes a token, finds {recall:.3f} of the {args.k} nearest")

@@ -1,15 +1,14 @@
-"""Compares learned sparse autoencoders with the lasso: explained variance, dead atoms, learning and coding speed.
+"""Compare learned sparse autoencoders with the lasso: explained variance, dead atoms, learning and coding speed.
 
     python scripts/bench/sae_training.py --hidden HIDDEN.npy
 
-All learn from the same unit rows. The lasso is ``spams.trainDL`` with the mini-batches of ``mlsm dictionary``,
-coded by this project's exact solver. TopK and BatchTopK pass over the rows ``--passes`` times. On rows that none has
-read: the explained variance is ``1 - sum ||x - x_hat||^2 / sum ||x - mean||^2``; an atom is dead if no code uses it,
-shown for the rows that were learned from and for the held-out ones. The coders run in turn, ``--rounds`` times; the
-medians are compared.
+All learn from the same unit rows. The lasso is ``spams.trainDL`` with the mini-batches of ``mlsm dictionary``, coded
+with this project's exact solver. TopK and BatchTopK pass over the rows ``--passes`` times. The explained variance on
+held-out rows is ``1 - sum ||x - x_hat||^2 / sum ||x - mean||^2``. An atom is dead if no code uses it, which is counted
+for the training rows and for the held-out rows. The coders run in turn, ``--rounds`` times; the medians are compared.
 
-Targets: explained variance at most 0.03 below the lasso's; at most 5 % of the latents dead on the rows that were
-learned from; 10 times the exact solver's tokens a second; less time to learn than ``trainDL``. Exit status 1 if one is
+Targets: explained variance at most 0.03 below the lasso's; at most 5 % of the latents dead on the training rows; 10
+times the exact solver's tokens a second; less time to learn than ``trainDL``. The exit status is 1 if a target is
 missed.
 
 ``spams.trainDL`` may take an hour. With ``--dictionary``, the lasso uses those atoms, and the time of ``trainDL`` is
@@ -41,7 +40,7 @@ LEAST_EXPLAINED, MOST_DEAD, LEAST_SPEED = -0.03, 0.05, 10.0
 
 
 def main() -> int:
-    """Learn, code, print the table, and say which targets are missed."""
+    """Learn, code, and print the table and the missed targets."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--hidden", help="npy of hidden states (n_tokens, dim)")
     parser.add_argument("--held-out", type=int, default=4000, help="rows that are only coded (default: 4000)")

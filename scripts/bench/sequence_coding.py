@@ -1,12 +1,12 @@
-"""Speed of coding sequences of ids (``mlsm encode``) against a binarized split (``mlsm encode``), of equal blocks.
+"""Compare the speed of coding sequences of ids and a binarized split (both ``mlsm encode``), with equal blocks.
 
     python scripts/bench/sequence_coding.py TEXT [--tokens 200000] [--rounds 5]
 
-A BERT with random weights and a WordPiece tokenizer are made from the text. The text is binarized and cut into blocks;
-the sequences are these blocks, in ids of that tokenizer, in a folder and in a ``datasets.Dataset``. In every
-round each way codes all of it into a new store, and the order rotates; a ratio is the median over the rounds of ratios
-within a round.
-It includes what is done once: fingerprints, opening the model, sealing the store. Target: at least 0.95 of the speed.
+The bench trains a WordPiece tokenizer on the text, and makes a BERT with random weights. The text is binarized and cut
+into blocks; the sequences are these blocks as ids of that tokenizer, in a folder and in a ``datasets.Dataset``. In
+every round, each way codes all blocks into a new store, in a rotating order; a ratio is the median over the rounds of
+the ratios within a round. The time includes one-time work: fingerprints, opening the model, sealing the store. Target:
+at least 0.95 of the speed.
 """
 
 from __future__ import annotations
@@ -60,14 +60,14 @@ def make_model(text: Path, folder: Path, args: argparse.Namespace) -> None:
 
 
 def first_lines(text: Path, words: int) -> str:
-    """The beginning of a text, about so many words."""
-    lines, found = [], 0
+    """The first lines of a text, about ``words`` words."""
+    lines, count = [], 0
     with open(text, encoding="utf-8") as file:
         for line in file:
-            if found >= words:
+            if count >= words:
                 break
             lines.append(line)
-            found += len(line.split())
+            count += len(line.split())
     return "".join(lines)
 
 
@@ -90,7 +90,7 @@ def main() -> int:
 
 
 def compare(root: Path, args: argparse.Namespace) -> int:
-    """Prepare all in ``root``, code in turn, and print the ratios."""
+    """Prepare the files in ``root``, code them in turn, and print the ratios."""
     text, model, data = root / "text.txt", root / "model", root / "data"
     text.write_text(first_lines(args.text, int(0.8 * args.tokens)), encoding="utf-8")
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
@@ -138,7 +138,7 @@ def compare(root: Path, args: argparse.Namespace) -> int:
     good = True
     for name in ways:
         ratios = [
-            statistics.median(first / own for first, own in zip(times[SPLIT], times[name], strict=True))
+            statistics.median(first / seconds for first, seconds in zip(times[SPLIT], times[name], strict=True))
             for times in (wall, cpu)
         ]
         good = good and ratios[0] >= TARGET

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""How fast texts are corrupted, compared with the dataset of fairseq's ``span_masked_lm``.
+"""Measure how fast texts are corrupted, compared with the dataset of fairseq's ``span_masked_lm``.
 
     python scripts/bench/span_corruption.py [--length 568]
 

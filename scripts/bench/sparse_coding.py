@@ -1,4 +1,4 @@
-"""Speed and exactness of the sparse coders, all in one run.
+"""Measure speed and exactness of the sparse coders, all in one run.
 
     python scripts/bench/sparse_coding.py [--hidden HIDDEN.npy --dictionary DICTIONARY.npy]
 
@@ -10,8 +10,8 @@ The peers, each on the same unit-norm rows:
 - ``FISTA to the gap``: as many steps as are needed to certify the gap of ``active_set`` (float64, on fewer rows).
 
 They run in turn, ``--rounds`` times; the medians are compared. The distance is the largest L1 distance of a target
-distribution from the exact one (of ``spams float64``; rows whose gap is not small are left out), at most 2. On a
-GPU (``--device cuda``), ``active_set`` and FISTA run there.
+distribution from the exact one (from ``spams float64``, without rows that have no small gap), at most 2. With
+``--device cuda``, ``active_set`` and FISTA run on the GPU.
 
 Without files the rows are synthetic: mixtures of atoms that share a direction, as hidden states do.
 """
@@ -116,7 +116,7 @@ def lars(hidden: np.ndarray, dictionary: np.ndarray, lambda_: float, dtype: type
 
 
 def relative_gaps(hidden: np.ndarray, dictionary: np.ndarray, codes: sp.csr_matrix, lambda_: float) -> np.ndarray:
-    """The relative duality gap of each code, (n_tokens,), for a bounded number of rows at a time."""
+    """The relative duality gap of each code, (n_tokens,), computed for a bounded number of rows at a time."""
     gaps = np.empty(len(hidden))
     for start in range(0, len(hidden), 1024):
         rows = slice(start, start + 1024)
@@ -138,7 +138,7 @@ def synthetic(rows: int, n_atoms: int, dim: int) -> tuple[np.ndarray, np.ndarray
 
 
 def largest_distance(codes: sp.csr_matrix, exact: sp.csr_matrix) -> float:
-    """The largest L1 distance between the target distributions of the first rows of both."""
+    """The largest L1 distance between target distributions of the two codes, over their common first rows."""
     exact = exact[: codes.shape[0]]
     return float(abs(target_distribution(codes) - target_distribution(exact)).sum(axis=1).max())
 

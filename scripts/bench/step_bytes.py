@@ -1,16 +1,17 @@
 #!/usr/bin/env python3
-"""What a step of ``mlsm_modern`` on masked LM computes and moves, counted without a GPU, and the time that this takes.
+"""Count the operations and bytes of a masked-LM step of ``mlsm_modern``, without a GPU, and the time that they take.
 
     python scripts/bench/step_bytes.py [--layers 12 --width 768 --batch-size 64 --block 512 --vocab 8000]
 
-Forward and backward of encoder, head and loss run on tensors without data, in bfloat16. Counted are floating-point
-operations of matrix products and attention, and bytes read and written:
+The forward and backward pass of encoder, head and loss run on tensors without data, in bfloat16. The script counts the
+floating-point operations of matrix products and attention, and the bytes read and written:
 
 - ``eager``: each operation reads its inputs and writes its outputs;
-- ``compiled``: the same graph of one piece, in which elementwise operations and reductions are joined with what follows
-  them: only what a matrix product, attention or a gather needs, or what is kept for the backward pass, is written.
+- ``compiled``: one graph for all, which joins elementwise operations and reductions with the following operations. Only
+  the inputs of a matrix product, attention or a gather are written, and the tensors kept for the backward pass.
 
-A floor in milliseconds is the larger of operations and bytes, divided by what the chip can do (default: one H200).
+The lower bound in milliseconds is the larger of the times for the operations and for the bytes, at the peak rates of
+the chip (default: one H200).
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from mlsm_plugin.fairseq_plugin.models import modern_layers
 from mlsm_plugin.fairseq_plugin.models.modern_layers import ModernSize, ModernTransformer
 from mlsm_plugin.huggingface.student_model import geglu_dim
 
-# what is not joined with its neighbours; all else is elementwise, a reduction or a view
+# operations that are not joined with their neighbours; all others are elementwise, reductions or views
 ALONE = ("mm", "bmm", "addmm", "scaled_dot_product", "embedding", "index", "gather", "sort", "rotary_angles")
 VIEWS = {"view", "reshape", "permute", "transpose", "expand", "slice", "split", "unsqueeze", "squeeze"}
 VIEWS |= {"select", "alias", "detach", "t", "_unsafe_view", "getitem", "unbind", "chunk", "as_strided"}
@@ -42,11 +43,11 @@ VIEWS |= {"select", "alias", "detach", "t", "_unsafe_view", "getitem", "unbind",
 
 def size_of(values: Any) -> int:
     """Bytes of all tensors in ``values``."""
-    return sum(one.numel() * one.element_size() for one in tree_leaves(values) if isinstance(one, torch.Tensor))
+    return sum(leaf.numel() * leaf.element_size() for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor))
 
 
 class Bytes(TorchDispatchMode):
-    """Adds up what each operation reads and writes."""
+    """Adds up the bytes that each operation reads and writes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -68,7 +69,7 @@ def value_of(node: Node) -> Any:
 
 
 def joined_bytes(graph: GraphModule) -> int:
-    """Bytes of a graph in which all but the operations :data:`ALONE` are joined with those that read them."""
+    """Bytes of a graph in which all operations except :data:`ALONE` are joined with the operations that read them."""
     nodes = [node for node in graph.graph.nodes if node.op == "call_function"]
     (output,) = [node for node in graph.graph.nodes if node.op == "output"]
 
@@ -76,25 +77,25 @@ def joined_bytes(graph: GraphModule) -> int:
         return node.op != "call_function" or name_of(node).strip("_").startswith(ALONE)
 
     def sources(read: Iterable[Node]) -> set[Node]:
-        """What lies in memory behind these values."""
-        found: set[Node] = set()
-        waiting = list(read)
-        while waiting:
-            node = waiting.pop()
+        """The stored values from which these values are computed."""
+        stored: set[Node] = set()
+        pending = list(read)
+        while pending:
+            node = pending.pop()
             if is_alone(node) or node in written:
-                found.add(node)
+                stored.add(node)
             else:
-                waiting += node.all_input_nodes
-        return found
+                pending += node.all_input_nodes
+        return stored
 
     written: set[Node] = set()
     needed = {node for user in [*filter(is_alone, nodes), output] for node in user.all_input_nodes}
     total = 0
     for node in nodes:
         if is_alone(node):
-            total += size_of([value_of(one) for one in node.all_input_nodes]) + size_of(value_of(node))
+            total += size_of([value_of(source) for source in node.all_input_nodes]) + size_of(value_of(node))
         elif node in needed and name_of(node) not in VIEWS:
-            total += size_of([value_of(one) for one in sources(node.all_input_nodes)]) + size_of(value_of(node))
+            total += size_of([value_of(source) for source in sources(node.all_input_nodes)]) + size_of(value_of(node))
             written.add(node)
     return total
 

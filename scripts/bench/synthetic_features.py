@@ -1,9 +1,9 @@
-"""Hidden states whose true features are known, as in SynthSAEBench (Chanin and Garriga-Alonso, 2026, arXiv 2602.14687).
+"""Hidden states with known true features, as in SynthSAEBench (Chanin and Garriga-Alonso, 2026, arXiv 2602.14687).
 
-A hidden state is a sum of feature directions, each times its activation, plus a bias. Features fire with Zipf's
-frequencies and are correlated: each one fires where a Gaussian of low-rank covariance exceeds its threshold. Some are
-in trees. A child fires only with its parent, its activation is proportional to that of the parent, and of siblings at
-most one fires. The defaults are those of SynthSAEBench-16k, with a size that two cores manage.
+A hidden state is a sum of feature directions, each times its activation, plus a bias. Features fire with Zipfian
+frequencies and are correlated: each feature fires where a Gaussian with low-rank covariance exceeds its threshold. Some
+features are in trees. A child fires only with its parent, its activation is proportional to the parent's, and at most
+one of several siblings fires. The defaults are those of SynthSAEBench-16k, with a size that two cores manage.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ ROWS_AT_ONCE = 10_000
 
 @dataclass(frozen=True)
 class Recipe:
-    """What features are drawn.
+    """How the features are drawn.
 
     Attributes:
-        features, dim: how many, and their width.
+        features, dim: their number and width.
         exponent, most, least: frequencies fall from ``most`` to ``least`` as the rank to the power of ``-exponent``.
-        roots, branching, depth: trees; a root is at depth 0. Features are numbered by depth and by frequency, so that
-            the roots are the most frequent ones; those that are left over are in no tree.
+        roots, branching, depth: of the trees; a root is at depth 0. Features are numbered by depth and by frequency:
+            the roots are the most frequent features, and the remaining features are in no tree.
         rank, correlation: columns of the factor of the covariance, and the deviation of its entries.
-        first, last: mean activation of the most frequent feature and of the rarest one, and linear between them.
+        first, last: mean activation of the most frequent and of the rarest feature; linear between them.
         spread: the deviation of a feature's activation is drawn as ``|N(spread, spread)|``.
         bias: norm of the bias.
     """
@@ -49,12 +49,12 @@ class Recipe:
 
 
 class SyntheticFeatures:
-    """Features that are drawn once, and samples of hidden states that are made of them.
+    """Features that are drawn once, and samples of hidden states made from them.
 
     Attributes:
         vectors: (features, dim), unit rows, almost orthogonal.
         parents: (features,), -1 for a feature without a parent.
-        frequencies: (features,), how often each one should fire.
+        frequencies: (features,), how often each feature should fire.
     """
 
     def __init__(self, recipe: Recipe, seed: int) -> None:
@@ -69,13 +69,13 @@ class SyntheticFeatures:
         self.deviations = np.abs(rng.normal(recipe.spread, recipe.spread, size=recipe.features))
         factor = recipe.correlation * rng.normal(size=(recipe.features, recipe.rank))
         factor *= np.minimum(1, np.sqrt(0.99 / (factor**2).sum(axis=1)))[:, None]
-        self._factor, self._own = factor, np.sqrt(1 - (factor**2).sum(axis=1))
+        self._factor, self._noise = factor, np.sqrt(1 - (factor**2).sum(axis=1))
         self._thresholds = norm.isf(np.minimum(1, self.frequencies * self._corrections()))
 
     def _corrections(self) -> np.ndarray:
-        """How much more often a child must try to fire to end up at its frequency, about.
+        """Approximately how much more often a child must try to fire to end up at its frequency.
 
-        It can only fire with its parent, and at most one of the siblings does.
+        A child can only fire with its parent, and at most one of the siblings fires.
         """
         corrections = np.ones(self.recipe.features)
         for level in self.families:
@@ -86,38 +86,38 @@ class SyntheticFeatures:
         return corrections
 
     def sample(self, rows: int, rng: np.random.Generator) -> tuple[np.ndarray, sp.csr_matrix]:
-        """Hidden states (rows, dim) float32, and the activations (rows, features) that they are made of."""
+        """Hidden states (rows, dim) float32, and their activations (rows, features)."""
         hidden, activations = [], []
         for start in range(0, rows, ROWS_AT_ONCE):
-            found = self._activations(min(ROWS_AT_ONCE, rows - start), rng)
-            activations.append(sp.csr_matrix(found))
-            hidden.append((found @ self.vectors + self.bias).astype(np.float32))
+            drawn = self._activations(min(ROWS_AT_ONCE, rows - start), rng)
+            activations.append(sp.csr_matrix(drawn))
+            hidden.append((drawn @ self.vectors + self.bias).astype(np.float32))
         return np.concatenate(hidden), sp.vstack(activations, format="csr")
 
     def _activations(self, rows: int, rng: np.random.Generator) -> np.ndarray:
         shape = (rows, self.recipe.features)
-        gaussian = rng.normal(size=(rows, self.recipe.rank)) @ self._factor.T + rng.normal(size=shape) * self._own
+        gaussian = rng.normal(size=(rows, self.recipe.rank)) @ self._factor.T + rng.normal(size=shape) * self._noise
         sizes = np.maximum(0, self.means + rng.normal(size=shape) * self.deviations)
-        found = np.where(gaussian > self._thresholds, sizes, 0)
+        activations = np.where(gaussian > self._thresholds, sizes, 0)
         for families in self.families:
             children = families.ravel()
             above = self.parents[children]
-            found[:, children] *= found[:, above] / self.means[above]
-            of_families = found[:, children].reshape(rows, *families.shape)
-            winners = (rng.random(of_families.shape) * (of_families > 0)).argmax(axis=2)
+            activations[:, children] *= activations[:, above] / self.means[above]
+            grouped = activations[:, children].reshape(rows, *families.shape)
+            winners = (rng.random(grouped.shape) * (grouped > 0)).argmax(axis=2)
             wins = np.arange(families.shape[1]) == winners[:, :, None]
-            found[:, children] = (of_families * wins).reshape(rows, -1)
-        return found
+            activations[:, children] = (grouped * wins).reshape(rows, -1)
+        return activations
 
 
 def zipf_frequencies(recipe: Recipe) -> np.ndarray:
-    """(features,), from ``most`` to ``least``."""
+    """The frequencies (features,), from ``most`` to ``least``."""
     shape = np.arange(1, recipe.features + 1.0) ** -recipe.exponent
     return recipe.least + (recipe.most - recipe.least) * (shape - shape[-1]) / (shape[0] - shape[-1])
 
 
 def trees(recipe: Recipe) -> tuple[np.ndarray, list[np.ndarray]]:
-    """The parent of each feature (-1: none); and for each depth from 1 on, the siblings ``(families, branching)``.
+    """The parent of each feature (-1 for none), and the siblings of each depth from 1 on, ``(families, branching)``.
 
     Raises:
         ValueError: the trees have more nodes than there are features.

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What the contrastive loss of TACO costs: time of a step, compared with ``masked_lm``, and memory of the loss.
+"""Measure the cost of TACO's contrastive loss: the time of a step, compared with ``masked_lm``, and its memory.
 
     python scripts/bench/taco_step.py [--size small] [--device cpu]
 
@@ -15,26 +15,26 @@ Three measurements:
      go into a cross entropy with class 0. The pairs are those of ``taco``.
 
    A step is timed from the collation of its batch, without worker processes, to the end of the Adam update. In every
-   round each training takes one step, and the order rotates; a ratio is the median over the rounds of ratios within a
-   round, so that a noisy machine disturbs both sides alike. Next to the ratio of wall times is that of processor
-   times, which on the CPU depends less on other processes. Both mislead if torch has more threads than there are free
-   cores: OpenMP's threads then wait for each other in every operation, busily, which costs ``taco`` the most, as it
-   has many small ones. Give ``--threads`` no more than the free cores, or set OMP_WAIT_POLICY=PASSIVE. Target:
-   ``taco`` at most 1.10 times ``masked_lm``.
+   round each training takes one step, in a rotating order. A ratio is the median over the rounds of the ratios within
+   a round, so that a noisy machine affects both sides alike. The table also has the ratio of processor times, which on
+   the CPU depends less on other processes. Both ratios mislead if torch has more threads than free cores: OpenMP's
+   threads then busy-wait for each other in every operation. ``taco`` suffers most, since it has many small operations.
+   Give ``--threads`` no more than the free cores, or set OMP_WAIT_POLICY=PASSIVE. Target: ``taco`` at most 1.10 times
+   ``masked_lm``.
 
 2. Peak extra memory of the loss alone, forward and backward, if all tokens of a batch are anchors. Each formulation
-   runs in its own process. The inputs, semantics and indices, are not counted; the gradient is. On CUDA it is the peak
-   of ``torch.cuda.max_memory_allocated``. On the CPU it is the peak of the resident set, which Linux keeps as VmHWM
-   and resets on request; elsewhere the growth of ``ru_maxrss``. Tensors are mapped from the system one by one
-   (MALLOC_MMAP_THRESHOLD_), so that none hides in memory that was freed before, and a small call comes first, so that
-   libraries are loaded. Target: at most a tenth of ``straightforward``.
+   runs in its own process. The inputs (semantics and indices) do not count; the gradient does. On CUDA, the figure is
+   the peak of ``torch.cuda.max_memory_allocated``. On the CPU, it is the peak of the resident set, which Linux keeps as
+   VmHWM and resets on request; elsewhere it is the growth of ``ru_maxrss``. Each tensor is mapped from the system
+   separately (MALLOC_MMAP_THRESHOLD_), so that none reuses freed memory, and a small call first loads the libraries.
+   Target: at most a tenth of ``straightforward``.
 
 3. Agreement of both formulations on the same semantics and pairs: the difference of the losses, relative to the loss,
-   and the norm of the difference of the gradients, relative to that of the gradient. Exit status 1 if one of the
-   two is above 1e-5.
+   and the norm of the difference of the gradients, relative to the norm of the gradient. The exit status is 1 if one
+   of them is above 1e-5.
 
 The targets are for the default sizes. Text and semantics are synthetic: Zipf-distributed pieces, and random vectors
-with a part that their sequence shares.
+with a common part for each sequence.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def straightforward_terms(
     temperature: float,
     keys: Tensor | None = None,
 ) -> ContrastiveTerms:
-    """What :func:`contrastive_terms` computes, with all keys of all anchors in memory at once."""
+    """Compute the same as :func:`contrastive_terms`, with all keys of all anchors in memory at once."""
     unit = F.normalize(semantics.flatten(0, 1).float(), dim=1)
     chosen = (anchors & (positive >= 0) & (negative[:, :, 0] >= 0)).flatten()
     candidates = torch.cat([positive.flatten()[chosen, None], negative.flatten(0, 1)[chosen]], dim=1)
@@ -130,7 +130,7 @@ FORMULATIONS = {"taco": contrastive_terms, "straightforward": straightforward_te
 
 
 def build_trainings(data_bin: Path, args: argparse.Namespace) -> list[Training]:
-    """The three trainings; the others are compared with the first."""
+    """The three trainings; the first is the baseline."""
     arch, size_flags = SIZES[args.size]
     options = ("--negatives", str(args.negatives), "--positive-window", str(WINDOW), "--temperature", str(TEMPERATURE))
     stock, taco = (*STOCK_FLAGS, *size_flags), (*TACO_FLAGS, *options, *size_flags)
@@ -172,7 +172,7 @@ def loss_and_gradient(formulation: str, inputs: LossInputs) -> tuple[float, Tens
 
 
 def peak_resident() -> int:
-    """Largest resident set in bytes, since :func:`reset_peak_resident` if the system can reset it."""
+    """Peak resident set in bytes; since :func:`reset_peak_resident`, if the system can reset it."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
             if line.startswith("VmHWM:"):
@@ -181,7 +181,7 @@ def peak_resident() -> int:
 
 
 def reset_peak_resident() -> None:
-    """Reset the peak to what is resident now."""
+    """Reset the peak to the current resident set."""
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
 
@@ -189,7 +189,7 @@ def reset_peak_resident() -> None:
 def peak_extra_memory(
     formulation: str, shape: tuple[int, int, int], num_negatives: int, seed: int, device: str, threads: int
 ) -> int:
-    """Peak bytes that the loss and its gradient need in addition to their inputs; to be called in its own process."""
+    """Peak bytes of the loss and its gradient in addition to their inputs; call this in its own process."""
     torch.set_num_threads(threads)
     inputs = loss_inputs(shape, num_negatives, seed, device)
     loss_and_gradient(formulation, loss_inputs((2, 8, shape[2]), num_negatives, seed, device))
@@ -217,7 +217,7 @@ def memory_report(shape: tuple[int, int, int], args: argparse.Namespace) -> str:
                     *(formulation, shape, args.negatives, args.seed, args.device, torch.get_num_threads()),
                 )
                 peaks.append(measured.result())
-    ratio = peaks[0] / max(peaks[1], 1)  # a peak that tiny tensors do not move is 0
+    ratio = peaks[0] / max(peaks[1], 1)  # the peak is 0 if the tensors are too small to raise it
     size = " x ".join(map(str, shape))
     each = ", ".join(f"{name} {peak / 1e6:.1f} MB" for name, peak in zip(FORMULATIONS, peaks, strict=True))
     return (
@@ -231,12 +231,12 @@ def agreement_report(shape: tuple[int, int, int], args: argparse.Namespace) -> t
     inputs = loss_inputs(shape, args.negatives, args.seed, args.device)
     (ours, our_gradient), (obvious, obvious_gradient) = (loss_and_gradient(name, inputs) for name in FORMULATIONS)
     num_anchors = int(inputs.anchors.sum())
-    of_loss = abs(ours - obvious) / abs(obvious)
-    of_gradient = float((our_gradient - obvious_gradient).norm() / obvious_gradient.norm())
-    agree = max(of_loss, of_gradient) <= AGREEMENT
+    loss_difference = abs(ours - obvious) / abs(obvious)
+    gradient_difference = float((our_gradient - obvious_gradient).norm() / obvious_gradient.norm())
+    agree = max(loss_difference, gradient_difference) <= AGREEMENT
     return (
         f"agreement on the same pairs: loss {ours / num_anchors:.6f} and {obvious / num_anchors:.6f} nats an anchor, "
-        f"relative difference {of_loss:.1e}, of the gradients {of_gradient:.1e}  "
+        f"relative difference {loss_difference:.1e}, of the gradients {gradient_difference:.1e}  "
         f"<= {AGREEMENT:.0e} {'met' if agree else 'missed'}"
     ), agree
 

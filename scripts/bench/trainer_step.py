@@ -1,18 +1,18 @@
 #!/usr/bin/env python3
-"""What a step of the objectives costs in Hugging Face's Trainer, compared with that of stock MLM.
+"""Measure a step of each objective in Hugging Face's Trainer, compared with stock MLM.
 
     python scripts/bench/trainer_step.py [--type bert] [--layers 4] [--dim 256] [--vocab 8000] [--rounds 7]
 
-In each round every training takes ``--steps`` updates in transformers' ``Trainer``, from the collation of the batch in
-the main process to the end of the optimizer's step; the order rotates. The figure of a round is the median of its
-steps but the first two, and the ratio is the median over the rounds of the ratios within a round:
+In each round every training takes ``--steps`` updates in transformers' ``Trainer``, in a rotating order. A step is
+timed from the collation of the batch in the main process to the end of the optimizer's step. The figure of a round is
+the median of its steps except the first two; the ratio is the median over the rounds of the ratios within a round:
 
 - ``stock``: the stock model with transformers' ``DataCollatorForLanguageModeling``;
-- ``mlm``: ``MaskedLmModel``, whose head sees the masked tokens only;
+- ``mlm``: ``MaskedLmModel``, whose head only sees the masked tokens;
 - ``mlsm + mlm``: ``LatentSemanticModel`` with codes from a store;
 - ``taco``: ``TokenContrastiveModel``.
 
-Text and codes are random; the mean length of a code is that measured on real text.
+Text and codes are random; codes have the mean length measured on real text.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class StepTimes(TrainerCallback):
         self.ends.append(time.perf_counter())
 
     def seconds(self) -> float:
-        """Median of the steps but the first two."""
+        """Median of the steps except the first two."""
         return statistics.median(np.diff(self.ends)[1:])
 
 

@@ -1,4 +1,4 @@
-"""Trainings in processes of their own that take turns: each has the caches and the memory that a run alone has."""
+"""Trainings in separate processes that take turns: each has the caches and the memory of a run alone."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ class TrainingProcess:
     """Processor seconds of each counted step, over all threads."""
 
     def turn(self, batches: list[np.ndarray], *, counted: bool) -> None:
-        """Take a step on each of ``batches``; all but the first count, as that one finds the caches of others."""
-        found = self.ask(batches)
+        """Take a step on each of ``batches``; the first does not count, since other trainings have used the caches."""
+        steps = self.ask(batches)
         if counted:
-            for measured, values in zip((self.data, self.update, self.cpu), zip(*found[1:], strict=True), strict=True):
+            for measured, values in zip((self.data, self.update, self.cpu), zip(*steps[1:], strict=True), strict=True):
                 measured.append(float(np.median(values)))
 
     def ask(self, what: Any) -> Any:
-        """Send something to the process, and wait for its answer.
+        """Send ``what`` to the process, and wait for its answer.
 
         Raises:
             RuntimeError: the process has ended.
@@ -59,7 +59,7 @@ class TrainingProcess:
         return np.add(self.data, self.update)
 
     def peak_memory(self) -> float:
-        """Peak memory in GB so far (Linux only); on a GPU that of its tensors."""
+        """Peak memory in GB so far (Linux only); on a GPU, the peak memory of its tensors."""
         return float(self.ask("memory"))
 
 
@@ -78,13 +78,13 @@ def start(
 
 
 def wait_for_start(trainings: list[TrainingProcess]) -> None:
-    """Wait until all can train; they prepare themselves at the same time."""
+    """Wait until all trainings are ready; they start in parallel."""
     for training in trainings:
         training.blocks, training.flops_of_token = training.ask("size")
 
 
 def run_rounds(trainings: list[TrainingProcess], args: argparse.Namespace, rng: np.random.Generator) -> None:
-    """Let the trainings take their turns in each round, on the same batches, in an order that rotates."""
+    """Let the trainings take turns in each round, on the same batches, in a rotating order."""
     samples, steps = rng.permutation(trainings[0].blocks), 3
     for round_ in range(-args.warmup, args.rounds):
         places = np.arange(steps * args.batch_size) + round_ * steps * args.batch_size
@@ -113,10 +113,10 @@ def _serve(
 
 
 def _size(training: Training, args: argparse.Namespace) -> tuple[int, float]:
-    """Blocks of the data set; and operations for a token: 6 for each weight of a matrix in the layers, and attention.
+    """The number of blocks of the dataset, and the operations per token: 6 for each matrix weight, and attention.
 
-    The head, which only masked tokens pass, counts with their share of 15 %; so does the last layer of ``mlsm_modern``
-    except for keys and values, unless the objective is TACO.
+    Only masked tokens pass through the head, so it counts with their share of 15 %. So does the last layer of
+    ``mlsm_modern`` except for keys and values, unless the objective is TACO.
     """
     encoder = training.trainer.get_model().encoder
     matrices = sum(p.numel() for p in encoder.sentence_encoder.layers.parameters() if p.dim() == 2)

@@ -1,29 +1,29 @@
 #!/usr/bin/env python3
-"""How fast encoders train: tokens a second, compared with fairseq's ``masked_lm`` on its RoBERTa.
+"""Measure how fast encoders train: tokens a second, compared with fairseq's ``masked_lm`` on its RoBERTa.
 
     python scripts/bench/training_step.py --layers 4 --width 256 [--batch-size 32 --block 128] [--device cpu]
 
-All trainings have encoders of the same number of layers and width. Each has a process of its own, and they take turns,
+All encoders have the same number of layers and the same width. The trainings run in separate processes and take turns
 on the same batches with the same masks; every step goes through fairseq's own ``Trainer``:
 
 - ``stock``: fairseq's task and criterion ``masked_lm``, its RoBERTa and its Adam, in float32 (on a GPU: ``--fp16``);
 - ``roberta float32``, ``roberta bf16``: ``plain_masked_lm`` on ``mlsm_roberta``, ``fused_adamw``, ``--autocast``;
 - ``modern float32``, ``modern bf16``: the same on ``mlsm_modern``;
-- ``recipe``: that of ``mlsm auxiliary``, with Muon and the mean of its shares of masks;
+- ``recipe``: the recipe of ``mlsm auxiliary``: Muon, and the mean of its shares of masks;
 - ``compiled``: ``modern bf16`` with ``--compile on``;
 - ``deberta float32``, ``deberta bf16``, ``deberta recipe``: the same on ``mlsm_deberta``;
 - ``mlsm``, ``mlsm + mlm``, ``taco``: the objectives on ``mlsm_modern`` in bf16, compared with ``modern bf16``;
-- ``online``, ``online + mlm``: those of MLSM with ``--latent-source online``. The teacher is ``mlsm_modern`` of
-  ``--teacher``, its coder a TopK SAE; both are random.
+- ``online``, ``online + mlm``: MLSM with ``--latent-source online``. The teacher is an ``mlsm_modern`` of the size
+  ``--teacher``, and its coder a TopK SAE; both are random.
 
 A step is timed from the collation of its batch, without worker processes, to the end of the optimizer's update. In
-every round each training takes three steps, and the order rotates. The first of the three does not count, since it
-finds the processor's caches as another training left them. A ratio is the median over the rounds of ratios within a
-round, so that a noisy machine disturbs all alike; with ``--threads 1``, that of processor times (``CPU``) is the most
-exact. Text and codes are synthetic: Zipf-distributed pieces.
+every round each training takes three steps, in a rotating order. The first of the three does not count, since another
+training has used the processor's caches. A ratio is the median over the rounds of the ratios within a round, so that a
+noisy machine affects all alike; with ``--threads 1``, the ratio of processor times (``CPU``) is the most exact. Text
+and codes are synthetic: Zipf-distributed pieces.
 
-``--memory`` also prints the peak memory of each. ``--loaders`` also times the data loading alone, one process, of MLSM,
-TACO, span denoising and NPM, in tokens a second relative to the fastest step.
+``--memory`` also prints the peak memory of each training. ``--loaders`` also times data loading alone, in one process,
+for MLSM, TACO, span denoising and NPM, in tokens a second relative to the fastest step.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ NO_DROPOUT = ("--dropout", "0", "--attention-dropout", "0")
 FUSED = ("--optimizer", "fused_adamw")
 RECIPE = ("--optimizer", "muon", "--mask-prob", "0.225")  # the mean of 0.30 and 0.15
 FLOAT32, BF16 = ("--autocast", "off"), ("--autocast", "bf16")
-# tokens a second of data loading to that of the fastest step
+# ratio of tokens a second: data loading to the fastest step
 LOADER_TARGETS = {"mlsm": 10.0, "taco": 10.0, "span_denoising": 10.0, "npm": 3.0}
 LOADER_FLAGS = {
     "mlsm": MLSM_FLAGS,
@@ -73,7 +73,7 @@ LOADER_FLAGS = {
 
 
 def write_teacher(data_bin: Path, args: argparse.Namespace) -> tuple[str, ...]:
-    """Save a random teacher and a random TopK SAE of its last layer; returns the flags that code with them online."""
+    """Save a random teacher and a random TopK SAE of its last layer; returns the flags to code with them online."""
     layers, width = args.teacher
     size = ("--encoder-layers", str(layers), "--encoder-embed-dim", str(width))
     teacher, folder = data_bin / "teacher.pt", data_bin / "sae"
@@ -88,13 +88,13 @@ def write_teacher(data_bin: Path, args: argparse.Namespace) -> tuple[str, ...]:
 
 
 def recipes(args: argparse.Namespace, online: tuple[str, ...]) -> dict[str, tuple[str, tuple[str, ...]]]:
-    """Architecture and flags of each training; ``online`` are those of :func:`write_teacher`."""
+    """Architecture and flags of each training; ``online`` are the flags of :func:`write_teacher`."""
     size = ("--encoder-layers", str(args.layers), "--encoder-embed-dim", str(args.width))
     size += ("--encoder-attention-heads", str(args.width // 64))
     old = (*size, "--encoder-ffn-embed-dim", str(4 * args.width))
     modern = (*size, *FUSED, *NO_DROPOUT)
     half = ("--fp16",) if args.device == "cuda" else ()
-    found = {
+    settings = {
         "stock": ("roberta_base", (*STOCK_FLAGS, *old, *half)),
         "roberta float32": ("mlsm_roberta", (*PLAIN_FLAGS, *old, *FUSED, *FLOAT32)),
         "roberta bf16": ("mlsm_roberta", (*PLAIN_FLAGS, *old, *FUSED, *BF16)),
@@ -111,11 +111,11 @@ def recipes(args: argparse.Namespace, online: tuple[str, ...]) -> dict[str, tupl
         "online + mlm": ("mlsm_modern", (*MLSM_FLAGS, *online, "--mlm-weight", "1", *modern, *BF16)),
         "taco": ("mlsm_modern", (*TACO_FLAGS, *modern, *BF16)),
     }
-    return {name: recipe for name, recipe in found.items() if name in ("stock", *args.only)}
+    return {name: recipe for name, recipe in settings.items() if name in ("stock", *args.only)}
 
 
 def table(trainings: list[TrainingProcess], args: argparse.Namespace) -> str:
-    """Tokens a second of each training, to ``stock`` and to ``modern bf16``."""
+    """A table of the tokens a second of each training, and the ratios to ``stock`` and to ``modern bf16``."""
     tokens = args.batch_size * args.block
     by_name = {training.name: training for training in trainings}
     width = 2 + max(map(len, by_name))

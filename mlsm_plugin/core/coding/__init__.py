@@ -1,1 +1,1 @@
-"""Hidden states of a text to sparse codes; learning what codes them."""
+"""Learn sparse coders, and turn the hidden states of a text into sparse codes."""

@@ -22,8 +22,8 @@ from mlsm_plugin.core.sparse_coding.stored_codes import ShardRows
 
 logger = logging.getLogger(__name__)
 
-# A shard with only empty codes is refused if it has at least this many of them, or is the whole split. All codes of a
-# short last shard may well be empty.
+# Only empty codes are an error in a shard with at least this many coded tokens, or in one that is the whole split. All
+# codes of a short last shard may well be empty.
 TOKENS_TO_JUDGE_EMPTINESS = 32
 
 
@@ -35,9 +35,9 @@ class CodingFigures:
     num_shards: int
     already_complete: bool = False  # before this run
     coded_tokens: int = 0  # by this process in this run
-    empty_tokens: int = 0  # those of them whose codes are empty
-    inexact_tokens: int = 0  # those of them whose codes do not reach the required accuracy
-    missing_shards: int = 0  # that other processes have not written yet
+    empty_tokens: int = 0  # coded tokens whose codes are empty
+    inexact_tokens: int = 0  # coded tokens whose codes do not reach the required accuracy
+    missing_shards: int = 0  # shards that other processes have not written yet
     meta: JsonObject | None = None  # content of the store's meta.json; None while shards are missing
 
 
@@ -57,15 +57,15 @@ def encode_blocks(
 ) -> CodingFigures:
     """Write this process's shards of a store; resumes a stopped run.
 
-    A process that finds no shard missing after its own work seals the store. ValueError if the coder has another width
-    than the model, a store made with other settings exists, all codes of a shard are empty, or codes cannot be written
-    (see :meth:`SplitCoder.coded_chunks`).
+    The process that writes the last missing shard seals the store. ValueError if the coder and the model differ in
+    width, the store was made with other settings, all codes of a shard are empty, or codes cannot be written (see
+    :meth:`SplitCoder.coded_chunks`).
 
     Args:
-        name, reader: the text, with its name for the progress bar and errors.
+        name, reader: name of the text, for the progress bar and errors, and the text.
         split, auxiliary: fingerprints of the text and of the model.
-        blocks: how the text was cut; None if it consists of blocks.
-        auxiliary_name: what the model is called, for reports; of a path, the last two parts are recorded.
+        blocks: how the text was cut; None if it came in blocks.
+        auxiliary_name: name of the model for reports; only the last two parts of a path are recorded.
         open_model: opens the model; called only if there is something to code.
     """
     meta = store_meta(coder, settings, split=split, auxiliary=auxiliary, blocks=blocks)
@@ -99,14 +99,14 @@ def encode_blocks(
 
 
 def _without_place(name: str | None) -> str | None:
-    """The last two parts of a path, so that stores that were made in two places have the same bytes."""
+    """The last two parts of a path, so that stores made in two places have the same bytes."""
     return None if name is None else "/".join(PurePath(name).parts[-2:])
 
 
 def shard_boundaries(reader: TokenBlocks, shard_tokens: int) -> list[int]:
-    """Token offsets at which shards begin, then the end of the text: block starts, about ``shard_tokens`` apart.
+    """Token offsets where shards begin, then the end of the text. Shards begin about ``shard_tokens`` apart.
 
-    No block is in two shards, so that a shard depends only on its own blocks.
+    They begin at block starts, so a shard depends only on its own blocks.
     """
     boundaries = [0]
     while boundaries[-1] + shard_tokens < reader.num_tokens:
@@ -120,7 +120,7 @@ def shard_boundaries(reader: TokenBlocks, shard_tokens: int) -> list[int]:
 def store_meta(
     coder: SparseCoder, settings: CodingSettings, *, split: str, auxiliary: str, blocks: BlockSettings | None
 ) -> JsonObject:
-    """What ``plan.json`` and ``meta.json`` of a store say; arguments are those of :func:`encode_blocks`."""
+    """Content of ``plan.json`` and ``meta.json`` of a store; arguments are those of :func:`encode_blocks`."""
     return {
         "n_atoms": coder.num_atoms,
         **coder.settings(),
@@ -171,4 +171,4 @@ def _write_shards(
             if number == 0:
                 per_token = sum(array.nbytes for array in rows.arrays().values()) / (stop - start)
                 warn_of_full_disk(writer.directory, per_token * (remaining + tokens_of_others))
-            progress.update(stop - start - counted)  # tokens that are not coded count as done, too
+            progress.update(stop - start - counted)  # tokens that are not coded also count as done

@@ -1,4 +1,4 @@
-"""Dictionaries and sparse autoencoders of other programs as coders of this package, and the way back."""
+"""Import dictionaries and sparse autoencoders of other programs, and export sparse autoencoders."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -26,10 +26,10 @@ def import_coder(
 ) -> SaeCoder | AtomDictionary | None:
     """Read a folder of SAELens, sparsify or dictionary_learning, or an npy matrix of atoms, and save it.
 
-    Returns the coder; None if this very one is there. ValueError if the source cannot be converted, does not fit the
-    model, or another coder is there.
+    Returns the coder, or None if the output is already this coder. ValueError if the source cannot be converted or does
+    not fit the model, or if the output is another coder.
     """
-    source, output = _apart(source, output)
+    source, output = _distinct_paths(source, output)
     coder = read_any_format(
         source, normalize=settings.normalize, transpose=settings.transpose, lambda_=settings.lambda_
     )
@@ -39,7 +39,7 @@ def import_coder(
     def fingerprint() -> str:
         if kind_of(output).kind != coder.meta["kind"]:
             return "of another kind"
-        # a dictionary need not say its lambda
+        # a dictionary may have no lambda
         existing = (
             AtomDictionary.load(output) if isinstance(coder, AtomDictionary) else SaeCoder.load(output, NoOptions())
         )
@@ -51,7 +51,7 @@ def import_coder(
             plan = {**origin, **{name: coder.meta[name] for name in ("lambda",) if name in coder.meta}}
             if PlannedFolder(output, plan, plan_file=None, advice=ADVICE.capitalize()).is_complete():
                 return None
-        # the files of an earlier coder; meta.json is removed first and written last
+        # remove an earlier coder; meta.json is removed first and written last
         for name in (META_FILE, ATOMS_FILE, *(f"{tensor}.npy" for tensor in SaeWeights._fields)):
             (output / name).unlink(missing_ok=True)
         coder.save(output)
@@ -59,7 +59,7 @@ def import_coder(
 
 
 def _origin(settings: CoderImport, dim: int) -> JsonObject:
-    """What ``meta.json`` says of the hidden states that the dictionary is for."""
+    """The entries of ``meta.json`` about the hidden states that the dictionary codes."""
     layer = settings.layer
     auxiliary = settings.auxiliary
     origin: JsonObject = {} if layer is None else {"layer": layer}
@@ -74,11 +74,11 @@ def _origin(settings: CoderImport, dim: int) -> JsonObject:
 
 
 def export_sae(source: PathLike, output: PathLike, *, overwrite: bool = False) -> SaeCoder | None:
-    """Write an SAE of this package for SAELens, and return it; None if this very one is there.
+    """Write an SAE of this package for SAELens and return it; None if the output is already this SAE.
 
-    ValueError if the source is no SAE, or another one is there.
+    ValueError if the source is not an SAE, or the output is another one.
     """
-    source, output = _apart(source, output)
+    source, output = _distinct_paths(source, output)
     saelens.check_exportable(kind_of(source))
     coder = saelens.for_saelens(SaeCoder.load(source, NoOptions()))
     with only_writer(output):
@@ -89,7 +89,7 @@ def export_sae(source: PathLike, output: PathLike, *, overwrite: bool = False) -
     return coder
 
 
-def _apart(source: PathLike, output: PathLike) -> tuple[Path, Path]:
+def _distinct_paths(source: PathLike, output: PathLike) -> tuple[Path, Path]:
     """Both as paths; raises ValueError if the output would replace the source."""
     source = Path(source)
     output = Path(output)
@@ -99,7 +99,7 @@ def _apart(source: PathLike, output: PathLike) -> tuple[Path, Path]:
 
 
 def _check_same(output: Path, fingerprint: Callable[[], str], expected: str, what: str) -> None:
-    """Raise ValueError unless what is in a folder can be read and has the fingerprint that is wanted."""
+    """Raise ValueError unless the content of a folder can be read and has the ``expected`` fingerprint."""
     try:
         existing = fingerprint()
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""Checks that the auxiliary model, the coder and the text fit, before anything is coded."""
+"""Check that the auxiliary model, the coder and the text fit together, before anything is coded."""
 
 from typing import Any
 
@@ -9,9 +9,9 @@ from mlsm_plugin.core.sparse_coding.coder import SparseCoder
 
 
 def fitting_layer(coder: SparseCoder, chosen: int | None, *, folder: PathLike, option: str) -> int:
-    """The layer whose hidden states a coder codes: the ``chosen`` one, else the one that it was learned from.
+    """The layer whose hidden states a coder codes: ``chosen``, or else the layer it was learned from.
 
-    ValueError, with the ``folder`` of the coder and the user's ``option``, if nothing says the layer.
+    ValueError if neither is known; it names the coder's ``folder`` and the ``option`` to pass.
     """
     layer = coder.meta.get("layer") if chosen is None else chosen
     if layer is None:
@@ -20,7 +20,7 @@ def fitting_layer(coder: SparseCoder, chosen: int | None, *, folder: PathLike, o
 
 
 def check_width(encoder: TokenVectors, coder: SparseCoder) -> None:
-    """Raise ValueError if the coder has another width than the model."""
+    """Raise ValueError if the coder and the model differ in width."""
     if encoder.dim != coder.dim:
         raise ValueError(
             f"the dictionary is {coder.dim} wide, the hidden states of the auxiliary model are {encoder.dim} wide"
@@ -58,7 +58,7 @@ def fitting_fingerprint(auxiliary: PathLike, coder: SparseCoder, layer: int) -> 
 def fitting_encoder(auxiliary: PathLike, data_bin: PathLike, coder: SparseCoder, settings: Any) -> HiddenStateEncoder:
     """Open the auxiliary model; raises ValueError if the coder or the blocks do not fit it.
 
-    ``settings`` have a layer, blocks, a device and ``fp16``, as for coding and for evaluation.
+    ``settings`` has ``layer``, ``blocks``, ``device`` and ``fp16``, as the settings of coding and evaluation have.
     """
     encoder = open_encoder(auxiliary, data_bin, layer=settings.layer, device=settings.device, fp16=settings.fp16)
     check_width(encoder, coder)

@@ -1,4 +1,4 @@
-"""Learn a sparse coder from a text, judge it, and write it with its health; one way for every kind of text."""
+"""Learn a sparse coder from any kind of text, measure its health, and write both."""
 
 import json
 import os
@@ -42,18 +42,18 @@ CHECKPOINT_FILE = "training.pt"
 SECONDS_BETWEEN_CHECKPOINTS = 60.0
 LASSO = "lasso"
 CODERS = (LASSO, "topk", "batchtopk")
-# options that only one kind of coder has, and the defaults of each kind
+# defaults of the options that only one kind of coder has
 LASSO_DEFAULTS: dict[str, Any] = {"lambda_": 0.05, "iterations": 1000, "backend": "torch", "batch_size": 400}
 SAE_DEFAULTS: dict[str, Any] = {"k": 32, "matryoshka": [], "learning_rate": 3e-3, "batch_size": 256}
 METHOD_OF_BACKEND = {
     "spams": "spams.trainDL",
     "torch": "online",
-}  # what the meta.json of a dictionary calls each backend
+}  # name of each backend in the meta.json of a dictionary
 
 
 @dataclass(frozen=True)
 class LearningSettings(ModelRun):
-    """What is learned, and from how much; an option of a kind of coder that is None gets the default of that kind.
+    """What to learn, and from how much. An option of the chosen coder that is None gets its default.
 
     ValueError if a value is out of range, or an option belongs to the other kind of coder.
     """
@@ -112,8 +112,8 @@ class LearningSettings(ModelRun):
 
 
 def sae_settings(settings: LearningSettings) -> SaeSettings:
-    """What the options of an SAE ask for; raises ValueError if a value is out of range."""
-    kind = {name: cast(Any, getattr(settings, name)) for name in SAE_DEFAULTS}  # none of them is None any more
+    """The settings to train an SAE with; raises ValueError if a value is out of range."""
+    kind = {name: cast(Any, getattr(settings, name)) for name in SAE_DEFAULTS}  # the defaults are filled in
     return SaeSettings(
         num_atoms=settings.atoms,
         k=kind["k"],
@@ -128,7 +128,7 @@ def sae_settings(settings: LearningSettings) -> SaeSettings:
 def learning_plan(
     settings: LearningSettings, *, auxiliary: str, split: str, blocks: BlockSettings | None
 ) -> JsonObject:
-    """What decides the coder, as ``meta.json`` will have it; arguments are those of :func:`learn_into`."""
+    """Everything that decides the coder, as recorded in ``meta.json``; arguments are those of :func:`learn_into`."""
     lasso = settings.coder == LASSO
     names = ("iterations",) if lasso else ("k", "matryoshka", "learning_rate", "tokens")
     return {
@@ -157,15 +157,15 @@ def learn_into(
     blocks: BlockSettings | None,
     overwrite: bool = False,
 ) -> bool:
-    """Learn a coder from a text and save it in a folder; False if this very coder is there already.
+    """Learn a coder from a text and save it in a folder; False if the folder already holds this coder.
 
-    ``overwrite`` replaces another coder. ValueError if another one or its stopped training is there, another process
+    ValueError if the folder holds another coder or its stopped training (``overwrite`` replaces them), another process
     writes to the folder, or no hidden state uses any atom.
 
     Args:
         open_model: opens the model; called only if there is something to learn.
         auxiliary, split: fingerprints of the model and of the text.
-        blocks: how the text was cut; None if it consists of blocks.
+        blocks: how the text was cut; None if it came in blocks.
     """
     plan = learning_plan(settings, auxiliary=auxiliary, split=split, blocks=blocks)
     undecided = names_that_decide_nothing(LearningSettings)
@@ -185,14 +185,14 @@ def learn_into(
         stream = HiddenStateStream(
             reader,
             encoder,
-            batch_size=cast(int, settings.batch_size),  # none of a kind is None any more
+            batch_size=cast(int, settings.batch_size),  # its default is filled in
             max_batch_tokens=settings.batch_tokens,
             seed=settings.seed,
         )
-        coder, judged = _learned(settings, plan, stream, output, overwrite=overwrite)
-        health = coder_health(judged, coder, threads=settings.threads, device=encoder.device)
+        coder, health_sample = _learned(settings, plan, stream, output, overwrite=overwrite)
+        health = coder_health(health_sample, coder, threads=settings.threads, device=encoder.device)
         if health["unused_atoms"] == coder.num_atoms:
-            raise ValueError(f"no hidden state uses any atom, so nothing is written: {coder.why_empty(judged)}")
+            raise ValueError(f"no hidden state uses any atom, so nothing is written: {coder.why_empty(health_sample)}")
         coder.meta["health"] = health
         coder.save(output)
         stopped.unlink(missing_ok=True)
@@ -206,8 +206,8 @@ def learn_into(
 def _learned(
     settings: LearningSettings, plan: JsonObject, stream: HiddenStateStream, output: Path, *, overwrite: bool
 ) -> tuple[LassoCoder | SaeCoder, np.ndarray]:
-    """The learned coder, and normalized hidden states to judge it on."""
-    # the order of the sums depends on the threads
+    """The learned coder, and normalized hidden states to measure its health on."""
+    # the order of the sums depends on the number of threads
     meta = {**plan, "threads": settings.threads or os.cpu_count(), "mlsm_plugin": __version__}
     if settings.coder == LASSO:
         sample = normalize_rows(stream.sample(settings.tokens, device="cpu").numpy())
@@ -225,15 +225,15 @@ def _learned(
             device=stream.encoder.device,
         )
         print(f"learned in {time.perf_counter() - start:.1f} s")
-        judged = sample[:: max(1, len(sample) // HEALTH_TOKENS)][:HEALTH_TOKENS]  # spread evenly
-        return LassoCoder(AtomDictionary(atoms, {**meta, "tokens": len(sample)})), judged
+        health_sample = sample[:: max(1, len(sample) // HEALTH_TOKENS)][:HEALTH_TOKENS]  # spread evenly
+        return LassoCoder(AtomDictionary(atoms, {**meta, "tokens": len(sample)})), health_sample
     print(f"learning {settings.atoms} latents from {settings.tokens} hidden states", flush=True)
     start = time.perf_counter()
     with torch_threads(settings.threads):
         sae = learn_sae(stream, sae_settings(settings), output=output, plan=plan, overwrite=overwrite, log=settings.log)
         print(f"learned in {time.perf_counter() - start:.1f} s")
-        judged = normalize_rows(stream.sample(HEALTH_TOKENS, device="cpu").numpy())
-    return SaeCoder(sae.to("cpu"), meta), judged
+        health_sample = normalize_rows(stream.sample(HEALTH_TOKENS, device="cpu").numpy())
+    return SaeCoder(sae.to("cpu"), meta), health_sample
 
 
 def learn_sae(
@@ -248,18 +248,17 @@ def learn_sae(
     """Train on the device of the stream's encoder; the caller removes the checkpoint when the result is saved.
 
     The state is saved to ``training.pt`` in ``output`` about once a minute. On one thread, a resumed training ends in
-    the same bytes as one that never stopped. ``plan`` is everything that decides the result, as values that JSON can
-    hold; a resumed training may differ in values that only decide rounding. With ``overwrite``, another plan starts
-    anew. ValueError if the checkpoint is damaged or was begun with another plan, or the sample has too few different
-    rows.
+    the same bytes as one that never stopped. ``plan`` is everything that decides the result, as JSON values; entries
+    that only affect rounding may change when a training resumes. With ``overwrite``, a checkpoint of another plan is
+    ignored. ValueError if the checkpoint is damaged or has another plan, or the sample has too few distinct rows.
     """
     path = output / CHECKPOINT_FILE
     device = stream.encoder.device
-    # a GPU chooses by products in full precision, since those are no bottleneck there
+    # on a GPU, float32 products choose the latents, since they are no bottleneck there
     fast_bf16 = device.type == "cpu" and has_fast_bf16(device)
     state = _checkpoint(path, plan, device, overwrite=overwrite)
     if state is None:
-        # more than a buffer where that may have too few different rows
+        # larger than the buffer if that may have too few distinct rows
         sample = stream.sample(max(stream.buffer_rows, 2 * settings.num_atoms))
         trainer = SaeTrainer.begin(settings, sample, fast_bf16=fast_bf16)
     else:
@@ -278,14 +277,14 @@ def learn_sae(
                 torch.save(content, file)
             saved = time.monotonic()
 
-    # closed also after an error or Ctrl-C, so that the thread of the stream ends
+    # closed even after an error or Ctrl-C, so that the stream's thread ends
     batches = closing(stream.batches(trainer.updates, settings.updates))
     with batches as rows, (log or MetricLog()).opened() as write:
         return train_sae(trainer, rows, after_update=save, log=write)
 
 
 def _checkpoint(path: Path, plan: JsonObject, device: torch.device, *, overwrite: bool) -> dict[str, Tensor] | None:
-    """The state in a checkpoint of this plan, or None."""
+    """The state in a checkpoint of this plan; None to start anew."""
     if not path.is_file():
         return None
     try:

@@ -1,4 +1,4 @@
-"""How text is coded in chains, and what other programs do not say; imports nothing slow, for the help of commands."""
+"""Settings of chains that code text, and of imports. Imports nothing slow, since the help of commands needs it."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ ONLINE = "online"
 
 @dataclass(frozen=True)
 class CoderImport:
-    """What the files of another program do not say of a dictionary or SAE. ValueError if a value is out of range."""
+    """Facts that are missing in another program's dictionary or SAE. ValueError if a value is out of range."""
 
     layer: int | None = option(
         None,
@@ -31,7 +31,7 @@ class CoderImport:
 
 @dataclass(frozen=True)
 class StageSettings:
-    """The stages of a pre-training with the model's own codes, and how these are learned.
+    """The stages of pre-training with the model's own codes, and how the codes are used.
 
     ValueError if a value is out of range.
     """
@@ -54,7 +54,7 @@ class StageSettings:
 
 @dataclass(frozen=True)
 class PreprocessSettings:
-    """What of a preprocessing is given, and the auxiliary model that is trained if none is.
+    """The tokenizer and auxiliary model to use in preprocessing, and how to train a model if none is passed.
 
     ValueError if a value is out of range.
     """

@@ -1,4 +1,4 @@
-"""Turns blocks of a text into the codes of their tokens."""
+"""Turn blocks of a text into the codes of their tokens."""
 
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -23,8 +23,7 @@ CHUNKS_AT_ONCE = 4  # at most; each takes the memory of a forward pass of batch_
 
 @dataclass(frozen=True)
 class CodingSettings(ModelRun):
-    """What, together with the coder, decides the codes of a split, and how the work is divided; the auxiliary model
-    sees one of ``blocks`` at once.
+    """How a split is coded, and how the work is divided. The auxiliary model sees one of ``blocks`` at a time.
 
     ValueError if a value is out of range.
     """
@@ -50,7 +49,7 @@ class CodingSettings(ModelRun):
     def with_run(
         cls, run: ModelRun, layer: int, *, blocks: BlockSettings | None = None, latent_top: int | None = None
     ) -> "CodingSettings":
-        """Settings for a model that runs as in ``run``, such as where its dictionary was learned."""
+        """Settings for a model that runs as in ``run``, such as in the run that learned its dictionary."""
         return cls(
             layer,
             blocks or BlockSettings(),
@@ -64,9 +63,9 @@ class CodingSettings(ModelRun):
 
 @dataclass(frozen=True)
 class CodedChunk:
-    """The codes ``(n, n_atoms)`` of tokens of a split, at flat positions ``(n,)``, ascending.
+    """The codes ``(n, n_atoms)`` of tokens of a split, at ascending flat positions ``(n,)``.
 
-    ``inexact`` of them do not reach the required accuracy; if all are empty, ``why_empty`` is the coder's explanation.
+    ``inexact`` codes do not reach the required accuracy; if all are empty, ``why_empty`` is the coder's explanation.
     """
 
     positions: np.ndarray
@@ -77,7 +76,7 @@ class CodedChunk:
 
 @dataclass(frozen=True)
 class SplitCoder:
-    """A text, with its name, and the model and the coder that code it."""
+    """A text with its name, and the model and the coder that code it."""
 
     split: str
     reader: TokenBlocks
@@ -86,10 +85,10 @@ class SplitCoder:
     settings: CodingSettings
 
     def coded_chunks(self, block_indices: Iterable[int]) -> Iterator[CodedChunk]:
-        """The codes of the tokens to code of some blocks, about ``batch_tokens`` tokens of text at a time, in order.
+        """Code the covered tokens of some blocks in order, about ``batch_tokens`` tokens of text at a time.
 
-        On a CPU up to ``CHUNKS_AT_ONCE`` chunks are coded side by side, each with an equal share of the threads: the
-        model runs on one chunk while another is read or solved. Only the coder's matrix products take all threads.
+        On a CPU up to ``CHUNKS_AT_ONCE`` chunks are coded in parallel, each with an equal share of the threads: the
+        model runs on one chunk while another is read or solved. Only the coder's matrix products use all threads.
         ValueError if a hidden state is NaN or infinite, or codes are inexact and ``allow_inexact`` is off.
         """
         pieces = (piece for index in block_indices for piece in self.reader.block(int(index)))
@@ -98,25 +97,25 @@ class SplitCoder:
         most = CHUNKS_AT_ONCE if self.encoder.device.type == "cpu" else 1
         workers = next(n for n in range(most, 0, -1) if threads % n == 0)
         share = threads // workers
-        coming: deque[Future[CodedChunk]] = deque()
+        futures: deque[Future[CodedChunk]] = deque()
         with torch_threads(share), ThreadPoolExecutor(workers, "coding", _take_threads, (share,)) as pool:
             try:
                 for blocks in chunks_of(pieces_to_code, self.settings.batch_tokens):
-                    coming.append(pool.submit(self._coded, blocks, threads, share))
-                    if len(coming) == 2 * workers:
-                        yield coming.popleft().result()
-                while coming:
-                    yield coming.popleft().result()
+                    futures.append(pool.submit(self._coded, blocks, threads, share))
+                    if len(futures) == 2 * workers:
+                        yield futures.popleft().result()
+                while futures:
+                    yield futures.popleft().result()
             finally:
                 pool.shutdown(wait=False, cancel_futures=True)
 
     def _coded(self, blocks: list[Block], threads: int, share: int) -> CodedChunk:
-        """The codes of the tokens to code of ``blocks``; ``share`` of the ``threads`` are free for them."""
+        """Code the covered tokens of ``blocks`` with ``share`` of the ``threads``."""
         positions, hidden = hidden_states_of(
             blocks, self.reader, self.encoder, max_tokens=self.settings.batch_tokens, keep=self._is_coded
         )
         self._check_finite(positions, hidden)
-        with torch_threads(threads):  # on their number the last bits of float32 products depend
+        with torch_threads(threads):  # the last bits of float32 products depend on it
             coded = self.coder.encode(hidden, threads=share)  # on the device of the model
         inexact = self._count_inexact(positions, coded)
         codes = without_negative_codes(coded.codes)
@@ -141,7 +140,7 @@ class SplitCoder:
             )
 
     def _count_inexact(self, positions: np.ndarray, coded: SparseCodes) -> int:
-        """How many codes are inexact; raises ValueError if inexact codes are not allowed."""
+        """The number of inexact codes; raises ValueError if inexact codes are not allowed."""
         inexact = self.coder.inexact(coded)
         if inexact is None:
             return 0
@@ -157,5 +156,5 @@ class SplitCoder:
 
 def _take_threads(number: int) -> None:
     """Let torch use ``number`` threads in this new thread."""
-    torch.get_num_threads()  # a thread's first call takes over the number that any other thread has set last
+    torch.get_num_threads()  # the first call in a thread adopts the number that another thread set last
     torch.set_num_threads(number)

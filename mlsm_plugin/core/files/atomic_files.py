@@ -1,8 +1,8 @@
 """Files that are whole or absent: written under a temporary name, flushed, then renamed.
 
 Temporary names begin with a dot and end with ``.tmp``. They are random, since processes on machines that share a disk
-can have the same process number. A process holds a lock on what it writes. The system releases it when the process
-ends, however it ends, so that the leftovers of killed processes can be recognized and removed.
+can have the same process number. A process holds a lock on what it writes. The system releases it however the process
+ends, so the leftovers of killed processes can be recognized and removed.
 """
 
 import errno
@@ -33,7 +33,7 @@ _tidied: set[Path] = set()
 
 
 def temporary_path(path: Path) -> Path:
-    """A random temporary name in the folder of ``path``, which no other process uses."""
+    """A random temporary name in the folder of ``path``; no other process uses it."""
     return path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
 
 
@@ -42,8 +42,8 @@ def atomic_open(path: PathLike, mode: str = "wb", *, keep_existing: bool = False
     """Open a temporary file next to ``path`` and rename it to ``path`` when the block succeeds.
 
     If the block fails (a full disk, a kill), ``path`` stays as it was. A symbolic link stays, and its target is
-    replaced. What killed processes left in the folder is removed when a process first writes there. ValueError if the
-    path is a device, a pipe or the like, which must not become a file. The ``mode`` is ``"wb"`` or ``"w"`` (UTF-8).
+    replaced. Leftovers of killed processes are removed when this process first writes to the folder. ValueError if the
+    path is a device, a pipe or the like. The ``mode`` is ``"wb"`` or ``"w"`` (UTF-8).
 
     With ``keep_existing``, if several processes (perhaps on several machines) write the file at the same time, the
     first one wins instead of the last. On a file system without hard links, a file that appears at the same moment is
@@ -58,7 +58,7 @@ def atomic_open(path: PathLike, mode: str = "wb", *, keep_existing: bool = False
         try:
             with file:
                 if not _locked(file.fileno()) or not os.fstat(file.fileno()).st_nlink:
-                    continue  # a process that removes leftovers was faster than the lock
+                    continue  # another process removed the file before it was locked
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
@@ -70,7 +70,7 @@ def atomic_open(path: PathLike, mode: str = "wb", *, keep_existing: bool = False
 
 
 def _linked(source: Path, target: Path) -> bool:
-    """Make ``target`` a second name of ``source`` unless it exists; False where there are no hard links."""
+    """Hard-link ``target`` to ``source`` unless it exists; False if the file system has no hard links."""
     try:
         os.link(source, target)
     except FileNotFoundError:
@@ -83,8 +83,8 @@ def _linked(source: Path, target: Path) -> bool:
 def write_npy(path: PathLike, array: np.ndarray) -> None:
     """Write ``array`` as an npy file, atomically.
 
-    numpy writes to a real file without Python's buffer, and does not notice if its last kilobytes no longer fit on
-    the disk. Given only a ``write`` method, it leaves the writing to Python, which reports the error.
+    numpy writes to a real file without Python's buffer, and does not notice if the last kilobytes no longer fit on
+    the disk. With only a ``write`` method, it leaves the writing to Python, which reports the error.
     """
     with atomic_open(path) as file:
         np.save(types.SimpleNamespace(write=file.write), array, allow_pickle=False)
@@ -109,7 +109,7 @@ def copy_file(source: PathLike, target: PathLike) -> None:
 
 
 def check_output_file(path: PathLike) -> None:
-    """Raise ValueError, before hours of work, if no file can be written there."""
+    """Raise ValueError if no file can be written to ``path``; to be called before hours of work."""
     if os.path.isdir(path):
         raise ValueError(f"{path} is a folder; name a file in it")
     _check_not_special(path)
@@ -123,9 +123,9 @@ def _check_not_special(path: PathLike) -> None:
 
 
 def link_file(source: PathLike, target: PathLike) -> None:
-    """Make ``target`` a second name of the file ``source``, atomically; a copy where there are no hard links.
+    """Hard-link ``target`` to the file ``source``, atomically; copies it if the file system has no hard links.
 
-    Only for files that are replaced, never changed.
+    Only for files that are replaced and never changed in place.
     """
     target = _target_of(target)
     _tidy_once(target.parent)
@@ -142,9 +142,9 @@ def link_file(source: PathLike, target: PathLike) -> None:
 
 
 def remove_leftovers(directory: Path) -> None:
-    """Delete the temporary files and folders in a folder that no running process is writing.
+    """Delete the temporary files and folders in a folder, except those that a running process is writing.
 
-    Where a file system has no locks, nothing is deleted.
+    Deletes nothing if the file system has no locks.
     """
     with suppress(FileNotFoundError, NotADirectoryError), os.scandir(directory) as entries:
         for name in [entry.name for entry in entries if LEFTOVER.fullmatch(entry.name)]:
@@ -152,7 +152,7 @@ def remove_leftovers(directory: Path) -> None:
 
 
 def _tidy_once(directory: Path) -> None:
-    """:func:`remove_leftovers`, when this process first writes to a folder."""
+    """Call :func:`remove_leftovers` when this process first writes to a folder."""
     directory = directory.absolute()  # the working directory may change
     if directory not in _tidied:
         _tidied.add(directory)
@@ -160,12 +160,12 @@ def _tidy_once(directory: Path) -> None:
 
 
 def _target_of(path: PathLike) -> Path:
-    """The file or folder that a symbolic link leads to, or ``path``."""
+    """The target of a symbolic link, or ``path`` itself."""
     return Path(os.path.realpath(path)) if os.path.islink(path) else Path(path)
 
 
 def _locked(descriptor: int) -> bool:
-    """Whether this process holds the lock of a file now, or there are no locks."""
+    """Try to lock a file; True if this process now holds the lock, or the file system has no locks."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -187,9 +187,9 @@ def _remove_unless_locked(leftover: Path) -> None:
 
 
 def parse_json(text: str | bytes, repeated: set[str] | None = None) -> Any:
-    """The value of a JSON text; of a key that an object has twice, the last value counts, and ``repeated`` gets it.
+    """Parse JSON. If an object repeats a key, its last value counts, and the key is added to ``repeated``.
 
-    ValueError if it is not JSON, or is nested too deeply.
+    ValueError if the text is not JSON, or is nested too deeply.
     """
 
     def checked(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -205,7 +205,7 @@ def parse_json(text: str | bytes, repeated: set[str] | None = None) -> Any:
 
 
 def read_json(path: PathLike) -> Any:
-    """Read a JSON file; ValueError names a file that is not JSON. A warning names a key that an object has twice."""
+    """Read a JSON file; ValueError names a file that is not JSON. Warns if an object repeats a key."""
     repeated: set[str] = set()
     try:
         value = parse_json(Path(path).read_bytes(), repeated)
@@ -222,8 +222,8 @@ def read_json(path: PathLike) -> Any:
 def atomic_directory(path: PathLike) -> Iterator[Path]:
     """Fill a temporary folder next to ``path`` and move its content into ``path`` when the block succeeds.
 
-    A folder that does not exist, or is empty, appears as a whole. In another folder, files with other names stay. What
-    has the same names is deleted first, so that a kill leaves no mixture of old and new.
+    A missing or empty ``path`` appears as a whole. Otherwise files with other names stay, and files with the same names
+    are deleted first, so that a kill leaves no mixture of old and new.
     """
     path = _target_of(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -269,15 +269,15 @@ def _move(folder: Path, path: Path) -> None:
 
 SAMPLED_CHUNKS = 16  # of a large file
 CHUNK_BYTES = 1 << 16
-STABLE_NS = 2_000_000_000  # a file that changed within this time can change again at the same time of change
+STABLE_NS = 2_000_000_000  # a file that changed this recently may change again without a new time stamp
 FileStates = tuple[tuple[str, int, int, int], ...]
 _digests: dict[tuple[str, FileStates], str] = {}  # of files that this process has read
 
 
 def sampled_sha256(path: PathLike) -> str:
-    """SHA-256 (hex) of the size and the content of a file; of one above 1 MiB, of 16 parts of 64 KiB.
+    """SHA-256 (hex) of the size and the content of a file; above 1 MiB, only of 16 parts of 64 KiB.
 
-    It tells another file, and not each change of a large one.
+    It tells files apart, but does not notice every change to a large file.
     """
     size = os.path.getsize(path)
     digest = hashlib.sha256(str(size).encode())
@@ -293,12 +293,12 @@ def sampled_sha256(path: PathLike) -> str:
 
 
 def sha256_of_files(*paths: PathLike) -> str:
-    """SHA-256 (hex) of the concatenated contents of ``paths``; as for :func:`remembered_digest`."""
+    """SHA-256 (hex) of the concatenated contents of ``paths``, remembered by :func:`remembered_digest`."""
     return remembered_digest("contents", paths, lambda: _sha256_of(paths))
 
 
 def remembered_digest(kind: str, paths: Sequence[PathLike], compute: Callable[[], str]) -> str:
-    """A digest of files, which ``compute`` makes; once in a process, while sizes and times of change stay the same."""
+    """A digest of files. ``compute`` is called once in a process unless a size or time of change differs."""
     states = tuple(_state_of(path) for path in paths)
     digest = _digests.get((kind, states))
     if digest is None:
@@ -310,7 +310,7 @@ def remembered_digest(kind: str, paths: Sequence[PathLike], compute: Callable[[]
 
 
 def _state_of(path: PathLike) -> tuple[str, int, int, int]:
-    """What changes when a file does: path, number, size, and time of change."""
+    """Path, inode, size and time of change, which tell whether a file has changed."""
     status = os.stat(path)
     return os.path.abspath(path), status.st_ino, status.st_size, max(status.st_mtime_ns, status.st_ctime_ns)
 

@@ -1,4 +1,4 @@
-"""Whether the weights of a model are finite; those of a diverged training are not."""
+"""Check that the weights of a model are finite; they are not if its training diverged."""
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING

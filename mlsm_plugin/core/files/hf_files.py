@@ -1,4 +1,4 @@
-"""Find the files of a Hugging Face model or tokenizer, which the command line calls ``hf:PATH``."""
+"""Find the files of a Hugging Face model or tokenizer (``hf:PATH`` on the command line)."""
 
 import os
 import sys
@@ -31,9 +31,9 @@ def is_hf(name: PathLike) -> bool:
 
 
 def is_library_folder(name: PathLike) -> bool:
-    """Whether a folder holds a model of Hugging Face: no checkpoint of fairseq lies in it.
+    """Whether a folder holds a Hugging Face model, and not checkpoints of fairseq.
 
-    A Trainer's checkpoint has further ``*.pt``, such as the state of its optimizer.
+    A Trainer's checkpoint also has ``*.pt`` files, such as the state of its optimizer.
     """
     folder = Path(name)
     if not (folder / "config.json").is_file():
@@ -54,7 +54,7 @@ def import_transformers() -> ModuleType:
 
 
 def _leave_out_broken_torchaudio() -> None:
-    """Hide a torchaudio that was built for another torch from transformers, which imports it if it is installed."""
+    """Hide a torchaudio that was built for another torch, since importing it would make transformers fail."""
     try:
         import torchaudio  # noqa: F401
     except ImportError:
@@ -66,8 +66,8 @@ def _leave_out_broken_torchaudio() -> None:
 def hf_folder(name: PathLike, *, weights: bool = False) -> Path:
     """The local folder of ``hf:FOLDER`` or ``hf:HUB-NAME``; the files of a hub name are downloaded once.
 
-    Without a network, the model is taken from Hugging Face's cache. ``weights``: also get those of the model, and its
-    latent head if it has one. ValueError if there is no such folder, and the hub has no such model or cannot be
+    Without a network, the model is taken from Hugging Face's cache. ``weights`` also downloads the weights, and the
+    latent head if there is one. ValueError if there is no such folder, and the hub has no such model or cannot be
     reached.
     """
     name = os.fspath(name).removeprefix(HF_PREFIX)
@@ -88,7 +88,7 @@ def hf_folder(name: PathLike, *, weights: bool = False) -> Path:
 
 
 def _snapshot(name: str, *, weights: bool, local_files_only: bool = False) -> Path:
-    """The folder of a hub name; without weights, ``transformers`` takes it from its cache if there is no network."""
+    """The folder of a hub name; without ``weights``, it comes from the cache if there is no network."""
     from huggingface_hub import list_repo_files, snapshot_download
 
     patterns = list(FILES)
@@ -101,7 +101,7 @@ def _snapshot(name: str, *, weights: bool, local_files_only: bool = False) -> Pa
 
 @contextmanager
 def written_by_library(folder: Path) -> Iterator[None]:
-    """Turn what a library raises when it cannot write, errors of no common type, into OSError."""
+    """Turn any error of a library that cannot write into OSError; such errors have no common type."""
     try:
         yield
     except OSError:
@@ -128,19 +128,19 @@ GLOBAL = "full_attention"
 LOCAL = "sliding_attention"
 GLOBAL_EVERY = 3  # every third layer of the published ModernBERT is global
 PLAIN_ANGLES = {"rope_type", "rope_theta"}
-# The bias of a head's projection has two names. Version 5 computes with this one, and versions up to 4.50 read only
-# this one for RoBERTa; later versions 4 use the other one.
+# The bias of a head's projection has two names. transformers 5 uses this name, and versions up to 4.50 read only this
+# name for RoBERTa. Later 4.x versions use the other name.
 DECODER_BIAS = ".decoder.bias"
-# transformers reads this head only if the configuration of a DeBERTa is not "legacy", and version 4.51 fails with it
+# transformers reads this head only if the configuration of a DeBERTa is not "legacy"; version 4.51 fails on it
 HEAD_OF_DEBERTA = "lm_predictions.lm_head."
 LEGACY_HEAD = "cls.predictions."
 
 
 def save_pretrained(folder: PathLike, *parts: Any) -> None:
-    """Write models and fast tokenizers with ``save_pretrained``, so that ``transformers`` 4 and 5 can both read them.
+    """Write models and fast tokenizers with ``save_pretrained`` such that ``transformers`` 4 and 5 can both read them.
 
-    Version 4 fails on a model that it cannot compute, such as a ModernBERT with scaled rotary positions. OSError if the
-    folder cannot be written.
+    Version 4 fails on a model that it does not support, such as a ModernBERT with scaled rotary positions. OSError if
+    the folder cannot be written.
     """
     folder = Path(folder)
     with written_by_library(folder):
@@ -179,7 +179,7 @@ def portable_weights(weights: "dict[str, Tensor]") -> "dict[str, Tensor]":
 
 
 def other_name_of_bias(name: str) -> str:
-    """The second name of the bias of a head's projection; any other name stays as it is."""
+    """The second name of the bias of a head's projection; other names are returned unchanged."""
     return name.removesuffix(DECODER_BIAS) + ".bias" if name.endswith(DECODER_BIAS) else name
 
 
@@ -193,7 +193,7 @@ def _add_keys_of_models(config: JsonObject, legacy: bool) -> None:
 
 
 def _keys_of_version_4(types: Sequence[str] | None, angles: JsonObject | None) -> JsonObject:
-    """The keys of a ModernBERT that version 4 reads instead of two keys of version 5; empty without these."""
+    """The keys of a ModernBERT that version 4 reads instead of two keys of version 5; empty if these are missing."""
     if types is None or angles is None:
         return {}
     plain = all(angles[kind].keys() == PLAIN_ANGLES and angles[kind]["rope_type"] == "default" for kind in {*types})
@@ -207,7 +207,7 @@ def _keys_of_version_4(types: Sequence[str] | None, angles: JsonObject | None) -
 
 
 def check_read(config: "PretrainedConfig", folder: Path) -> None:
-    """Raise ValueError if transformers 4 read default layers or angles for a ModernBERT of version 5."""
+    """Raise ValueError if transformers 4 fell back to default layers or angles for a ModernBERT of version 5."""
     if config.model_type != "modernbert" or not hasattr(config, "global_rope_theta"):  # version 5 has no such field
         return
     expected = _keys_of_version_4(getattr(config, "layer_types", None), getattr(config, "rope_parameters", None))
@@ -220,9 +220,9 @@ def check_read(config: "PretrainedConfig", folder: Path) -> None:
 
 
 def global_every(layer_types: Sequence[str]) -> int | None:
-    """N, where every N-th layer of a ModernBERT is global, beginning with the first; None if there is no such number.
+    """N such that every N-th layer of a ModernBERT is global, beginning with the first; None if there is no such N.
 
-    If several numbers say the same, it is 3, or else the smallest one.
+    If several N fit, it is 3 if that fits, or else the smallest.
     """
     for number in (GLOBAL_EVERY, *range(1, len(layer_types) + 1)):
         if list(layer_types) == [LOCAL if layer % number else GLOBAL for layer in range(len(layer_types))]:
@@ -232,7 +232,7 @@ def global_every(layer_types: Sequence[str]) -> int | None:
 
 def _change_keys_of_tokenizers(config: JsonObject, inputs: list[str]) -> None:
     if config.get("tokenizer_class") == "TokenizersBackend":
-        config["tokenizer_class"] = "PreTrainedTokenizerFast"  # in version 4 it has other inputs
+        config["tokenizer_class"] = "PreTrainedTokenizerFast"  # it has other inputs in version 4
     config["model_input_names"] = inputs
     if isinstance(config.get("extra_special_tokens"), list):
         config["additional_special_tokens"] = config.pop("extra_special_tokens")

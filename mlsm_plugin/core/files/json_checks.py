@@ -1,4 +1,4 @@
-"""Check what a JSON file holds where it is read: types and ranges, before anything is made from it.
+"""Check the types and ranges of JSON values when a file is read, before anything is built from them.
 
 A check is a function that takes a value and returns None, or what is wrong with the value.
 """
@@ -7,13 +7,13 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-JsonObject = dict[str, Any]  # an object of JSON, or of a configuration of such values
+JsonObject = dict[str, Any]  # a JSON object, or a configuration of JSON values
 Check = Callable[[object], str | None]
 LARGEST = 1 << 48  # of counts of tokens, atoms or bytes
 
 
 def check_json(value: object, check: Check, where: object) -> Any:
-    """``value`` if it passes ``check``; else ValueError names the file ``where`` and the place in it."""
+    """Return ``value`` if it passes ``check``; else raise ValueError with the file ``where`` and the place in it."""
     problem = check(value)
     if problem is not None:
         raise ValueError(
@@ -66,7 +66,7 @@ def list_of(check: Check) -> Check:
 
 
 def fields(needed: Mapping[str, Check] = {}, known: Mapping[str, Check] = {}) -> Check:
-    """A dictionary with the ``needed`` keys; if it has ``known`` keys, their values are checked, too."""
+    """A dictionary with the ``needed`` keys; the values of ``known`` keys are checked if they are present."""
 
     def check_all(value: object) -> str | None:
         if not isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Where the figures of a training go while it runs: TensorBoard and Weights & Biases, as for ``fairseq-train``."""
+"""Log the figures of a training to TensorBoard and Weights & Biases, as ``fairseq-train`` does."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -13,14 +13,14 @@ Sink = Callable[[Mapping[str, float], int], None]  # takes figures by name, and 
 
 @dataclass(frozen=True)
 class MetricLog:
-    """Where figures go; nothing is written by default."""
+    """Where figures are logged; by default nowhere."""
 
     tensorboard_logdir: str | None = option(None, metavar="DIR", help="SAE: folder of a log for TensorBoard")
     wandb_project: str | None = option(None, metavar="NAME", help="SAE: project of Weights & Biases to log to")
 
     @contextmanager
     def opened(self) -> Iterator[Sink]:
-        """The function that logs the figures of an update; ValueError if a package is missing."""
+        """Yield a function that logs the figures of an update; ValueError if a package is missing."""
         sinks: list[Sink] = []
         with ExitStack() as stack:
             if self.tensorboard_logdir is not None:

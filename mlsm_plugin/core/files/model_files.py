@@ -1,4 +1,4 @@
-"""Where checkpoints and tokenizers are: the files of a folder, and the errors for missing ones."""
+"""Find checkpoints and tokenizers in a folder, with helpful errors if they are missing."""
 
 import difflib
 import logging
@@ -16,10 +16,10 @@ SHOWN_NAMES = 6
 
 
 def checkpoint_of(path: PathLike, checkpoint_file: str | None = None) -> Path:
-    """The checkpoint at ``path``: the file itself, or the one to load if ``path`` is the ``--save-dir`` of a run.
+    """The checkpoint at ``path``: the file itself, or the checkpoint to load from the ``--save-dir`` of a run.
 
-    That is ``checkpoint_file``; None: ``model.pt``, else the best, else the last, else the highest-numbered one, else
-    the only one. FileNotFoundError if there is none, or there are several to choose from.
+    From a folder, ``checkpoint_file`` is loaded. If it is None: ``model.pt``, else the best, else the last, else the
+    highest-numbered, else the only checkpoint. FileNotFoundError if there is none, or the choice is not clear.
     """
     path = Path(path)
     if checkpoint_file is None or path.is_file():
@@ -31,9 +31,9 @@ def checkpoint_of(path: PathLike, checkpoint_file: str | None = None) -> Path:
 
 
 def only_checkpoint(path: PathLike, kind: str = "checkpoint", *, preferred: bool = False) -> Path:
-    """The checkpoint at ``path``: the file itself, or the only one of a folder, which an error calls a ``kind``.
+    """The checkpoint at ``path``: the file itself, or the only checkpoint in a folder. Errors call it a ``kind``.
 
-    Of several, the ``preferred`` one is that of :func:`checkpoint_of`; else FileNotFoundError.
+    If there are several, ``preferred`` chooses as :func:`checkpoint_of` does; without it, FileNotFoundError.
     """
     path = Path(path)
     if path.is_file():
@@ -60,7 +60,7 @@ def _names(folder: Path, kind: str) -> list[str]:
 
 
 def missing_checkpoint(path: PathLike, kind: str = "checkpoint") -> FileNotFoundError:
-    """The error for a file of a ``kind`` that does not exist; it names the checkpoints whose names are nearest."""
+    """The error for a missing file of a ``kind``; it lists the checkpoints with the most similar names."""
     path = Path(path)
     if path.suffix != ".pt":
         return FileNotFoundError(f"{path} does not exist; pass the --save-dir of a training run, or a checkpoint")
@@ -81,19 +81,19 @@ MODEL_NAME = "sentencepiece.bpe.model"  # the name that fairseq's hub looks for
 DICTIONARY_NAME = "dict.txt"
 DICTIONARIES = (DICTIONARY_NAME, "input0/dict.txt", "label/dict.txt")  # the last two: of a classifier
 FOLDER_NAME = "hf_tokenizer"  # in a data folder and next to checkpoints
-SUMMARY_NAME = "binarize.json"  # what `mlsm binarize` says of a data folder
-OVERWRITE = b" #fairseq:overwrite"  # ends the line of a symbol that is called like one of fairseq's own
+SUMMARY_NAME = "binarize.json"  # summary of a data folder, written by `mlsm binarize`
+OVERWRITE = b" #fairseq:overwrite"  # ends the line of a symbol that is named like a special symbol of fairseq
 
 
 def tokenizer_files(folder: PathLike) -> list[Path]:
-    """The files that are needed to load the tokenizer of a data folder or run, relative to that folder."""
+    """The files needed to load the tokenizer of a data folder or run, relative to that folder."""
     inside = sorted(Path(folder, FOLDER_NAME).glob("*"))
     names = [Path(name) for name in (DICTIONARY_NAME, MODEL_NAME) if Path(folder, name).is_file()]
     return names + [Path(FOLDER_NAME, path.name) for path in inside if path.is_file()]
 
 
 def copy_tokenizer(source: PathLike, folder: PathLike) -> None:
-    """Copy the dictionary and the tokenizer, each file atomically; files beside checkpoints stay as they are.
+    """Copy the dictionary and the tokenizer, each file atomically; existing files beside checkpoints are kept.
 
     ValueError if the folder has checkpoints of another vocabulary.
     """
@@ -116,20 +116,23 @@ def copy_tokenizer(source: PathLike, folder: PathLike) -> None:
 
 
 def copy_dicts(source: PathLike, folder: PathLike) -> None:
-    """Copy what loading a classifier needs beside its tokenizer: the dictionaries of its texts and labels, if any."""
+    """Copy the dictionaries of texts and labels that a classifier needs besides its tokenizer, if there are any."""
     for name in (name for name in DICTIONARIES[1:] if Path(source, name).is_file()):
         Path(folder, name).parent.mkdir(exist_ok=True)
         copy_file(Path(source, name), Path(folder, name))
 
 
 def symbols_in(dictionary: Path) -> tuple[bytes, ...]:
-    """The symbols of a ``dict.txt`` without their counts, to compare two files; a byte order mark is none of them."""
+    """The symbols of a ``dict.txt`` without their counts and without a byte order mark, to compare two files."""
     lines = dictionary.read_bytes().removeprefix(BOM_UTF8).splitlines()
     return tuple(line.rstrip().removesuffix(OVERWRITE).rpartition(b" ")[0] for line in lines)
 
 
 def bpe_options(*folders: PathLike) -> dict[str, str]:
-    """fairseq's options (``bpe`` and its file) for the tokenizer of the first folder that has one; else an error."""
+    """fairseq's options (``bpe`` and its file) for the tokenizer of the first folder that has one.
+
+    FileNotFoundError if no folder has one.
+    """
     for folder in folders:
         if Path(folder, MODEL_NAME).is_file():
             return {"bpe": "sentencepiece", "sentencepiece_model": str(Path(folder, MODEL_NAME))}

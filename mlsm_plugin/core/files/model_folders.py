@@ -1,4 +1,4 @@
-"""The folder of a Hugging Face model: no file of another model may be left in it, since it would be read, too."""
+"""Write the folder of a Hugging Face model without leaving files of another model, which would be read, too."""
 
 import filecmp
 import shutil
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from mlsm_plugin.core.files.atomic_files import PathLike, atomic_directory
 
-# what transformers reads of a tokenizer
+# files of a tokenizer that transformers reads
 FILES_OF_TOKENIZERS = (
     "tokenizer*.json",
     "tokenizer.model",
@@ -19,7 +19,7 @@ FILES_OF_TOKENIZERS = (
     "bpe.codes",
     "*.model",
 )
-# what transformers reads from the folder of a model, and what this package writes there
+# files that transformers reads from the folder of a model, or that this package writes there
 FILES_OF_MODELS = (
     *FILES_OF_TOKENIZERS,
     "config.json",
@@ -42,7 +42,7 @@ FILES_OF_MODELS = (
     "config_sentence_transformers.json",
 )
 FOLDERS_OF_MODULES = "[0-9]*_[A-Z]*"  # of sentence-transformers, such as 1_Pooling
-# files that may be beside a model: its card, and those of a repository
+# files that may lie beside a model: its card, and files of a repository
 BESIDE_MODELS = (".*", "*.md", "LICENSE*")
 
 
@@ -50,8 +50,8 @@ BESIDE_MODELS = (".*", "*.md", "LICENSE*")
 def new_model_folder(path: PathLike, *, overwrite: bool = False) -> Iterator[Path]:
     """Fill a temporary folder with a model; its content is moved to ``path`` when the block succeeds.
 
-    ``overwrite`` removes the files of another model there. ValueError without it, unless they are the same as the new
-    ones, or if the folder holds anything but a model.
+    ValueError if ``path`` has model files that differ from the new ones (``overwrite`` removes them), or holds anything
+    but a model.
     """
     path = Path(path)
     check_model_folder(path)
@@ -69,14 +69,14 @@ def new_model_folder(path: PathLike, *, overwrite: bool = False) -> Iterator[Pat
 
 
 def check_new_model_folder(path: PathLike) -> None:
-    """Raise ValueError if a folder that a command makes inside its output holds a model, or anything else."""
+    """Raise ValueError if a folder that a command makes inside its output already holds a model or other files."""
     check_model_folder(path)
     if models := _files_of_models(Path(path)):
         raise ValueError(f"{path} holds another model already ({models[0].name}); choose another --output")
 
 
 def check_model_folder(path: PathLike) -> None:
-    """Raise ValueError if a folder holds files that are neither of a model nor usual beside one."""
+    """Raise ValueError if a folder holds files that neither belong to a model nor usually lie beside one."""
     path = Path(path)
     models = _files_of_models(path)
     beside = {file for pattern in BESIDE_MODELS for file in path.glob(pattern)}

@@ -1,4 +1,4 @@
-"""Read npy files: nothing is allocated or mapped before the header and the length of the file fit together."""
+"""Read npy files; nothing is allocated or mapped unless the header fits the length of the file."""
 
 import math
 import os
@@ -30,24 +30,24 @@ class NpyHeader:
 
 
 def npy_header(path: Path, *, fortran_order: bool = False) -> NpyHeader | None:
-    """The header of a whole npy file; None if there is none, or (unless ``fortran_order``) one in Fortran's order."""
+    """The header of a complete npy file; else None. Fortran order counts as complete only with ``fortran_order``."""
     try:
         with open(path, "rb") as file:
-            shape, of_fortran, dtype = READ_HEADER[np.lib.format.read_magic(file)](file)
-            header = NpyHeader(dtype, shape, file.tell(), of_fortran)
+            shape, in_fortran_order, dtype = READ_HEADER[np.lib.format.read_magic(file)](file)
+            header = NpyHeader(dtype, shape, file.tell(), in_fortran_order)
             size = os.fstat(file.fileno()).st_size
     except (OSError, ValueError, EOFError, KeyError, TypeError, SyntaxError, RecursionError, tokenize.TokenError):
         return None
     whole = not dtype.hasobject and min(shape, default=0) >= 0 and size == header.file_size
-    return header if whole and (fortran_order or not of_fortran) else None
+    return header if whole and (fortran_order or not in_fortran_order) else None
 
 
 def map_npy(path: Path, ndim: int | None = None) -> np.ndarray:
     """Map the array of an npy file without keeping the file open; writing to the array does not change the file.
 
     np.memmap keeps a file descriptor, and a process has only about 1,000 of them; a corpus of 10^9 tokens has more
-    shard files. torch closes the file after mapping it. ValueError if the file is missing, damaged, or has another
-    number of dimensions than ``ndim`` (names it).
+    shard files. torch closes the file after mapping it. ValueError names a file that is missing or damaged, or whose
+    array does not have ``ndim`` dimensions.
     """
     header = npy_header(path, fortran_order=True)
     if header is None:
@@ -62,7 +62,7 @@ def map_npy(path: Path, ndim: int | None = None) -> np.ndarray:
 
 
 def read_npy(path: PathLike) -> np.ndarray:
-    """Read the array of an npy file; ValueError names a file that is missing, or not a whole npy file of numbers."""
+    """Read the array of an npy file; ValueError names a file that is missing or not a complete npy file of numbers."""
     if not os.path.isfile(path):
         raise ValueError(f"{path} does not exist")
     if npy_header(Path(path), fortran_order=True) is None:

@@ -1,4 +1,4 @@
-"""The file that a command writes must be none of those that it reads."""
+"""Check that a command does not write to a file that it reads."""
 
 import os
 from collections.abc import Iterable
@@ -14,16 +14,16 @@ FILES_OF_FOLDERS = ("*.pt", "*.bin", "*.idx", "*.npy", "*.safetensors", "dict.tx
 
 
 def check_output(path: PathLike, inputs: Iterable[PathLike]) -> None:
-    """Raise ValueError, before hours of work, if no file can be written there, or it would replace an input."""
+    """Raise ValueError if ``path`` cannot be written or would replace an input; to be called before hours of work."""
     check_output_file(path)
     check_no_input(path, inputs)
 
 
 def check_no_input(path: PathLike, inputs: Iterable[PathLike]) -> None:
-    """Raise ValueError if a file is an input of the command, or part of a folder that is one.
+    """Raise ValueError if ``path`` is an input of the command, or part of an input folder.
 
-    Another file may lie in such a folder, as the figures of a model may lie beside it. Inputs that do not exist, such
-    as names of the hub, are not compared.
+    Other files may lie in such a folder, for example figures beside a model. Inputs that do not exist, such as hub
+    names, are not compared.
     """
     for source in inputs:
         location = Path(os.fspath(source).removeprefix(HF_PREFIX))
@@ -37,7 +37,7 @@ def check_no_input(path: PathLike, inputs: Iterable[PathLike]) -> None:
 
 
 def _is_part(path: Path, folder: Path) -> bool:
-    """Whether a file lies in a folder, or below, under a name that a model or a dataset has there."""
+    """Whether a file lies in or below a folder and is named like a file of a model or a dataset."""
     patterns = (*FILES_OF_MODELS, *FILES_OF_FOLDERS)
     inside = folder.resolve() in path.resolve().parents
     return inside and any(fnmatch(path.name, pattern) for pattern in patterns)

@@ -11,16 +11,16 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-PathLike = str | os.PathLike[str]  # for atomic_files, too, which needs numpy
+PathLike = str | os.PathLike[str]  # here, since atomic_files imports numpy
 SECONDS_TO_WAIT = 3.0  # for a process that has just been killed
 _held: dict[Path, int] = {}
 
 
 def hold_lock(folder: PathLike) -> bool:
-    """Take the lock of a folder, which this process holds until it ends or calls :func:`release_lock`.
+    """Take the lock of a folder, and hold it until this process ends or calls :func:`release_lock`.
 
-    The lock is on the folder itself, so that no file is left. The system releases it when the process ends. ValueError
-    if another process has it. Tells whether it was taken now; False: this process had it, or there are no locks.
+    The lock is on the folder itself, so no file is left over. The system releases it when the process ends. ValueError
+    if another process holds it. False if this process already held it, or the file system has no locks; else True.
     """
     path = Path(os.path.realpath(folder))
     if path in _held:
@@ -42,7 +42,7 @@ def hold_lock(folder: PathLike) -> bool:
         except OSError:
             os.close(descriptor)
             return False
-        if not _is_at(descriptor, path):  # the process that had it wrote nothing, and removed the folder
+        if not _is_at(descriptor, path):  # the process that held it wrote nothing and removed the folder
             os.close(descriptor)
             path.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(path, os.O_RDONLY)
@@ -59,13 +59,13 @@ def _is_at(descriptor: int, path: Path) -> bool:
 
 
 def release_lock(folder: PathLike) -> None:
-    """Give back the lock of a folder."""
+    """Release the lock of a folder."""
     os.close(_held.pop(Path(os.path.realpath(folder))))
 
 
 @contextmanager
 def only_writer(folder: PathLike) -> Iterator[None]:
-    """:func:`hold_lock` during the block; a folder that was made for it is removed again if nothing was written."""
+    """Call :func:`hold_lock` for the block; a folder created for this is removed again if it stays empty."""
     new = not os.path.exists(folder)
     taken = hold_lock(folder)
     try:
@@ -80,7 +80,7 @@ def only_writer(folder: PathLike) -> Iterator[None]:
 
 @contextmanager
 def in_turn(folder: PathLike) -> Iterator[None]:
-    """Wait until no other process holds the lock of a folder, and hold it during the block, if there are locks."""
+    """Wait until no other process holds the lock of a folder, and hold it during the block (if locks exist)."""
     if Path(os.path.realpath(folder)) in _held:
         yield
         return
@@ -111,9 +111,9 @@ def run_child(command: Sequence[str]) -> int:
 
 
 def end_with_parent() -> None:
-    """Kill this process when the parent that :func:`start_child` named has ended; without one, do nothing.
+    """Kill this process when the parent named by :func:`start_child` ends; does nothing if no parent was named.
 
-    A process that this one starts does not inherit it: it must not take the grandparent for its parent.
+    Children of this process do not inherit the name, since they must not take the grandparent for their parent.
     """
     parent = os.environ.pop(PARENT, None)
     if parent is not None:

@@ -1,11 +1,10 @@
-"""Whether work is already done: one mechanism for all long work that may be interrupted.
+"""Record whether work is done: one mechanism for all long work that may be interrupted.
 
-A plan holds everything that decides the result, as values that JSON can hold. The plan is written first
-(``plan.json``) and the seal last (``meta.json``, or another file); a folder without its seal is incomplete. A run with
-the same plan resumes, or finds the work complete. A run with another plan is refused, with an error that names the
-differences and what to do.
+A plan holds everything that decides the result, as JSON values. The plan is written first (``plan.json``) and the seal
+last (``meta.json``, or another file). A folder without its seal is incomplete. A run with the same plan resumes, or
+finds the work complete. A run with another plan fails with an error that lists the differences and says what to do.
 
-A folder that has only a seal (``plan_file=None``) cannot be resumed: it is complete, or it is made again.
+A folder that has only a seal (``plan_file=None``) cannot be resumed: either it is complete, or the work starts over.
 """
 
 import json
@@ -26,7 +25,7 @@ SHOWN_DIFFERENCES = 4
 def differences(recorded: object, requested: object) -> list[str]:
     """The differences between a recorded and a requested plan; a missing key counts as None.
 
-    Keys of ``meta`` are shown without this prefix, as users know them.
+    Keys below ``meta`` are shown without this prefix, since users know them that way.
     """
     pairs = {_name(keys): (before, now) for keys, before, now in _differing(recorded, requested)}
     return [
@@ -44,7 +43,7 @@ def shorten(value: object) -> str:
 def _differing(
     recorded: object, requested: object, keys: tuple[str | int, ...] = ()
 ) -> Iterator[tuple[tuple[str | int, ...], object, object]]:
-    """(keys, recorded value, requested value) of each difference; of two long lists of one length, only the first."""
+    """(keys, recorded value, requested value) of each difference; only the first in two long lists of equal length."""
     if isinstance(recorded, dict) and requested is None:
         requested = {}
     if isinstance(requested, dict) and recorded is None:
@@ -70,8 +69,7 @@ def _name(keys: tuple[str | int, ...]) -> str:
 class PlannedFolder:
     """A folder that is filled according to a plan. Constructing this object writes nothing.
 
-    Without a ``plan_file``, only the seal holds the plan, among other things. ``advice`` ends the error about another
-    plan.
+    Without a ``plan_file``, the plan is part of the seal. ``advice`` is the end of the error about another plan.
     """
 
     def __init__(
@@ -96,7 +94,7 @@ class PlannedFolder:
 
     @property
     def recorded_plan(self) -> JsonObject | None:
-        """The plan that the folder was begun with; None: it was not begun. ValueError names a damaged or lost file."""
+        """The plan that the folder was begun with, or None. ValueError names a damaged or missing file."""
         if self._plan_path is not None:
             plan = _read_if_there(self._plan_path)
             if plan is None and self.is_sealed:
@@ -106,17 +104,17 @@ class PlannedFolder:
         return None if sealed is None else {key: sealed.get(key) for key in self.plan}
 
     def differences(self) -> list[str]:
-        """How the plan that the folder was begun with differs from this one; empty where it was not begun."""
+        """How the recorded plan differs from this one; empty if the folder was not begun."""
         recorded = self.recorded_plan
         return [] if recorded is None else differences(recorded, self.plan)
 
     def is_complete(self) -> bool:
-        """Whether the work is done with this plan; raises as :meth:`check`."""
+        """Whether the work is done with this plan; errors are those of :meth:`check`."""
         self.check()
         return self.is_sealed
 
     def check(self) -> None:
-        """Raise ValueError if the folder was begun with another plan; it names the differences, and what to do."""
+        """Raise ValueError, with the differences and what to do, if the folder was begun with another plan."""
         if all_differences := self.differences():
             shown = all_differences[:SHOWN_DIFFERENCES]
             if len(all_differences) > len(shown):
@@ -139,7 +137,7 @@ class PlannedFolder:
             self._plan_path.unlink(missing_ok=True)
 
     def unseal(self) -> None:
-        """Remove the seal: a folder must not look complete while a part of it is replaced."""
+        """Remove the seal, since a folder must not look complete while a part of it is replaced."""
         self.seal_path.unlink(missing_ok=True)
 
     def seal(self, content: JsonObject) -> None:
@@ -148,13 +146,13 @@ class PlannedFolder:
         write_json(self.seal_path, content)
 
     def sealed_content(self) -> JsonObject:
-        """The content of the seal, which exists; ValueError if it is damaged."""
+        """The content of an existing seal; ValueError if it is damaged."""
         content: JsonObject = check_json(read_json(self.seal_path), fields(), self.seal_path)
         return content
 
 
 def _read_if_there(path: Path) -> JsonObject | None:
-    """A plan or a seal. Deleting a damaged one would not help: nothing else says what the folder holds."""
+    """A plan or a seal, or None. An error never advises to delete it, since nothing else describes the folder."""
     try:
         content = parse_json(path.read_bytes())
     except FileNotFoundError:

@@ -3,13 +3,13 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-# with the number of this process, the number of processes, and the number of this process on its machine
+# variables with the number of this process, the number of processes, and the number of this process on its machine
 VARIABLES = (("RANK", "WORLD_SIZE", "LOCAL_RANK"), ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"))
 
 
 @dataclass(frozen=True)
 class ProcessRank:
-    """Which of several processes this is: it does every ``world_size``-th piece of work, beginning with ``rank``."""
+    """Rank and world size; the process does every ``world_size``-th piece of work, beginning with ``rank``."""
 
     rank: int = 0
     world_size: int = 1
@@ -37,10 +37,10 @@ SINGLE_PROCESS = ProcessRank()
 
 
 def process_rank(process_index: int | None, num_processes: int | None, environment: Mapping[str, str]) -> ProcessRank:
-    """From the two options, or else from the environment; with neither, this is the only process.
+    """Rank and world size from the two options, or else from the environment, or else of a single process.
 
-    torchrun's variables come before srun's, each only if there are several processes. ValueError if only one of the two
-    options is given, the number is out of range, or a variable is not a number.
+    torchrun's variables take precedence over srun's; both count only if there are several processes. ValueError if only
+    one of the two options is passed, the number is out of range, or a variable is not a number.
     """
     if (process_index is None) != (num_processes is None):
         raise ValueError("--process-index and --num-processes belong together: process I of N has both")

@@ -1,4 +1,4 @@
-"""Progress of long work: a bar on a terminal or in a notebook, and elsewhere a line now and then, for a log file."""
+"""Progress of long work: a bar on a terminal or in a notebook, and occasional lines in a log file."""
 
 import io
 import os
@@ -48,7 +48,7 @@ class Progress(tqdm):
 
 
 class _Nowhere(io.TextIOBase):
-    """Where tqdm writes its bar."""
+    """A file that discards the bar that tqdm writes."""
 
     def write(self, text: str) -> int:
         return len(text)

@@ -1,4 +1,4 @@
-"""Settings that are declared once: the fields of a dataclass, from which the command line is made."""
+"""Settings that are declared once, as fields of a dataclass; the command line is generated from them."""
 
 import dataclasses
 import math
@@ -30,13 +30,13 @@ def option(
     """A field of a dataclass of settings.
 
     Args:
-        default: a list is copied for each object; missing: the value is required.
-        help: what it says, for the command line and for readers of the class.
-        flag: on the command line; None: ``--`` and the name of the field.
-        metavar: what stands for its value in the help.
+        default: a list is copied for each object; the value is required if this is missing.
+        help: description for the command line and for readers of the class.
+        flag: name on the command line; None: ``--`` and the name of the field.
+        metavar: placeholder of the value in the help.
         choices: the values that are allowed.
-        above, least, most: bounds of a number, which is finite; None is always allowed as a value.
-        decides: whether the result depends on the value; False where only speed, memory, rounding or logs do.
+        above, least, most: bounds of a number, which must be finite; the value None is always allowed.
+        decides: whether the result depends on the value; False if only speed, memory, rounding or logs do.
     """
     bounds = {"above": above, "least": least, "most": most}
     metadata = {"help": help, "flag": flag, "metavar": metavar, "choices": tuple(choices), DECIDES: decides, **bounds}
@@ -56,15 +56,12 @@ def options_of(cls: type) -> dict[str, Field[Any]]:
 
 
 def undeciding(default: Any = MISSING, *, default_factory: Any = MISSING) -> Any:
-    """A field that is no option, on whose value the result does not depend, or only through other recorded values."""
+    """A field that is not an option. The result does not depend on it, except through other recorded values."""
     return dataclasses.field(default=default, default_factory=default_factory, metadata={DECIDES: False})
 
 
 def identity(settings: "DataclassInstance") -> dict[str, object]:
-    """The values of a dataclass that decide a result, by the names of its fields, as JSON can hold them.
-
-    Those of a dataclass within it as well.
-    """
+    """The values of a dataclass that decide a result, by field name, as JSON values; nested dataclasses included."""
     undecided = names_that_decide_nothing(type(settings))
     values = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
     return {
@@ -100,7 +97,7 @@ def check(settings: object) -> None:
 
 
 def plain_type(declared: Any) -> tuple[type, bool]:
-    """The type of one value, and whether there are several: ``(int, True)`` for ``list[int] | None``."""
+    """The type of a single value, and whether there are several: ``(int, True)`` for ``list[int] | None``."""
     if isinstance(declared, types.UnionType) or typing.get_origin(declared) is typing.Union:
         declared = next(part for part in typing.get_args(declared) if part is not types.NoneType)
     if typing.get_origin(declared) in (list, tuple):
@@ -109,7 +106,7 @@ def plain_type(declared: Any) -> tuple[type, bool]:
 
 
 def _violated_bounds(field: Field[Any], value: float) -> str | None:
-    """The bounds of an option if a value is out of them, for an error; None: it is within."""
+    """The bounds of an option, for an error, if a value violates them; else None."""
     above = field.metadata.get("above")
     least = field.metadata.get("least")
     most = field.metadata.get("most")

@@ -1,8 +1,8 @@
 """The common part of the code store and the phrase datastore: a planned folder of shards, each with several npy files.
 
 Several processes, on several machines that share a disk, may write different shards of a store at the same time, and
-any of them may seal it. A shard is whole if the headers of its files fit together and each file is as long as its
-header says. Nothing else is read to check this. A whole shard is never written again.
+any of them may seal it. A shard is whole if the headers of its files agree and each file has the length in its header.
+Nothing else is read to check this. A whole shard is never written again.
 """
 
 import logging
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 class MissingShardsError(ValueError):
-    """A store cannot be sealed yet; where several processes write, the last one can."""
+    """A store cannot be sealed yet; if several processes write it, the last of them can."""
 
 
 def shard_path(directory: Path, index: int, part: str, ending: str = "npy") -> Path:
@@ -46,7 +46,7 @@ class ShardedStoreWriter(ABC):
     """
 
     parts: ClassVar[tuple[str, ...]]
-    """npy files of a shard in the order of writing; where the last one exists, the others are complete."""
+    """npy files of a shard in the order of writing; if the last file exists, the others are complete."""
 
     def __init__(self, folder: PlannedFolder, num_shards: int) -> None:
         self.folder = folder
@@ -62,19 +62,19 @@ class ShardedStoreWriter(ABC):
 
     @property
     def is_complete(self) -> bool:
-        """Whether the store is finished with this plan (the constructor refuses another plan)."""
+        """Whether the store is finished with this plan (the constructor fails with another plan)."""
         return self.is_sealed and not self.missing()
 
     @abstractmethod
     def whole_shard(self, index: int) -> Any:
-        """What the seal needs to know about shard ``index``, or None if its files are not whole."""
+        """The facts about shard ``index`` that the seal records, or None if its files are not whole."""
 
     def has_shard(self, index: int) -> bool:
         """Whether the files of shard ``index`` are whole."""
         return self.whole_shard(index) is not None
 
     def missing(self, process: ProcessRank = SINGLE_PROCESS) -> list[int]:
-        """Numbers of the share's shards whose files are absent, truncated or do not fit together."""
+        """Numbers of the process's shards whose files are missing, truncated or do not fit together."""
         return [index for index in range(self.num_shards) if process.owns(index) and not self.has_shard(index)]
 
     def _path(self, index: int, part: str) -> Path:
@@ -89,16 +89,16 @@ class ShardedStoreWriter(ABC):
     def _write_parts(
         self, index: int, arrays: Mapping[str, np.ndarray], figures: Mapping[str, Mapping[str, Any]] | None = None
     ) -> None:
-        """Write the files of a shard one by one, unless another process has written it meanwhile.
+        """Write the files of a shard one by one, unless another process has written the shard meanwhile.
 
         ``figures`` become JSON files, written before the arrays. If a file cannot be written, the shard still counts as
         missing. ValueError if another process began the store with another plan.
         """
         self._begin()
-        with in_turn(self.directory):  # a process that seals or reads a whole store must not see a file vanish
+        with in_turn(self.directory):  # no file may vanish while another process seals or reads the store
             if self.has_shard(index):
                 return
-            # Remove the seal first: a store must not look complete while one of its shards is replaced.
+            # Remove the seal first: a store must not look complete while a shard is replaced.
             self.folder.unseal()
             self._path(index, self.parts[-1]).unlink(missing_ok=True)
             for part, values in (figures or {}).items():
@@ -107,7 +107,7 @@ class ShardedStoreWriter(ABC):
                 write_npy(self._path(index, part), arrays[part])
 
     def _whole_shards(self) -> list[Any]:
-        """The result of :meth:`whole_shard` for every shard; MissingShardsError names those that are missing."""
+        """The result of :meth:`whole_shard` for every shard; MissingShardsError names the missing shards."""
         whole = [self.whole_shard(index) for index in range(self.num_shards)]
         missing = [index for index, shard in enumerate(whole) if shard is None]
         if missing:

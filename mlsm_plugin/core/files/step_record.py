@@ -1,4 +1,4 @@
-"""A record of the finished steps of a chain, so that a repeated run does only the rest."""
+"""A record of the finished steps of a chain, so that a repeated run does only the remaining steps."""
 
 import hashlib
 import json
@@ -27,25 +27,25 @@ class Step:
     """One step of a chain."""
 
     name: str  # unique in the chain
-    run: Callable[[], object]  # makes the outputs; raises where it fails; a dictionary that it returns is recorded
-    settings: JsonObject  # decide the result, as values that JSON can hold; if they change, the step runs again
-    inputs: Sequence[Path]  # files whose contents, each for itself, decide the result
+    run: Callable[[], object]  # makes the outputs; raises if it fails; a dictionary that it returns is recorded
+    settings: JsonObject  # JSON values that decide the result; if they change, the step runs again
+    inputs: Sequence[Path]  # files whose contents decide the result
     outputs: Sequence[Path]  # files and folders that the step makes; renamed to *.old before it runs on other inputs
-    checked: Sequence[Path] | None = None  # the outputs that must stay as they are; None: all
-    by_all: bool = False  # several processes run it together, such as a training; else the first of them alone
-    editable: Sequence[Path] = ()  # among the checked files, those that may change afterwards, such as a card
+    checked: Sequence[Path] | None = None  # outputs that must not change; None: all
+    by_all: bool = False  # whether all processes run it together, such as a training; else only the first does
+    editable: Sequence[Path] = ()  # checked files that may change later, such as a model card
 
 
 @dataclass
 class StepRecord:
     """The finished steps of a folder, kept in its ``steps.json``.
 
-    The plan of a step is its settings, the contents of its inputs and all steps before it. A step is current when its
-    last run had the same plan and was complete, and its outputs are what it made. An interrupted step with the same
-    plan runs again, and resumes if it can. A step with another plan, or with other outputs, is not refused:
-    its outputs are renamed, and it starts from the beginning.
+    The plan of a step is its settings, the contents of its inputs, and all earlier steps. A step is current if its last
+    run had the same plan and was complete, and its outputs have not changed since. An interrupted step with the same
+    plan runs again, and resumes if it can. If the plan or the outputs have changed, the outputs are renamed, and the
+    step starts from the beginning.
 
-    Only the first of several processes writes the record. ``first`` is a context in which it is before the others.
+    Only the first of several processes writes the record. In the context ``first``, the others wait for it.
     """
 
     path: Path
@@ -64,9 +64,9 @@ class StepRecord:
             self._carry_out(step)
 
     def is_complete(self, steps: Sequence[Step]) -> bool:
-        """Whether all steps were done with these plans, and the last one's outputs are what it made.
+        """Whether all steps were done with these plans, and the outputs of the last step have not changed since.
 
-        Outputs of the steps before it may have been deleted to save space.
+        Outputs of earlier steps may have been deleted to save space.
         """
         recorded = self._recorded()
         before = ""
@@ -87,31 +87,31 @@ class StepRecord:
             self.rows.append(self._row(step, "current", self.seconds_of(step.name)))
 
     def settings_of(self, name: str) -> JsonObject:
-        """The settings with which a step was last begun; empty if it was not."""
+        """The settings with which a step was last begun; empty if it was never begun."""
         settings = self._recorded().get(name, {}).get("signature", {}).get("settings")
         return settings if isinstance(settings, dict) else {}
 
     def figures_of(self, name: str) -> JsonObject:
-        """What a step returned when it was done; empty if it was not, or returned nothing."""
+        """The figures that a finished step returned; empty if it is not finished, or returned nothing."""
         figures: JsonObject = self._recorded().get(name, {}).get("figures", {})
         return figures
 
     def folders_of(self, name: str) -> set[str]:
-        """The names of the folders whose files a step made when it was done; other folders may be of earlier runs."""
+        """The names of the folders that a finished step wrote files to; other folders may come from earlier runs."""
         outputs: JsonObject = self._recorded().get(name, {}).get("outputs", {})
         return {Path(path).parent.name for path in outputs}
 
     def seconds_of(self, name: str) -> float:
-        """How long a step took when it was done; 0 if it was not."""
+        """The seconds that a finished step took; 0 if it is not finished."""
         return float(self._recorded().get(name, {}).get("seconds", 0))
 
     def _name_of(self, path: str) -> str:
-        """The name of an output in the record: relative to its folder, which may be moved or copied as a whole."""
+        """The name of an output in the record, relative to its folder, so that the whole folder can be moved."""
         folder = self.path.parent
         return str(Path(path).relative_to(folder)) if Path(path).is_relative_to(folder) else os.path.abspath(path)
 
     def _outputs_of(self, entry: JsonObject) -> dict[str, JsonObject]:
-        """The fingerprints of what a step made, by path; earlier versions recorded paths as they were given."""
+        """The fingerprints of a step's outputs, by path. Earlier versions recorded paths as the user passed them."""
         paths = {}
         for name, fingerprint in entry.get("outputs", {}).items():
             path = os.path.join(self.path.parent, name)
@@ -133,7 +133,7 @@ class StepRecord:
         return plan
 
     def _begin(self, step: Step) -> bool:
-        """Whether the step is current; if not, what was made with another plan is renamed, and the plan is recorded."""
+        """Whether the step is current; if not, rename the outputs of another plan, and record the plan."""
         steps = self._recorded()
         known = steps.get(step.name, {})
         plan = self._plan(step, self._before)
@@ -151,7 +151,7 @@ class StepRecord:
             if not same:
                 for output in step.outputs:
                     _set_aside(output)
-            # invalidate later steps: they used the old result of this one
+            # invalidate later steps, since they used the old result of this step
             steps = {name: steps[name] for name, *_ in self.rows}
             steps[step.name] = {"signature": plan, "done": False}
             write_json(self.path, steps)
@@ -179,7 +179,7 @@ class StepRecord:
         self.rows.append(self._row(step, "done", seconds))
 
     def _forget(self, step: Step) -> None:
-        """Remove a step that failed and made nothing; the record, too, if it is the only one."""
+        """Remove a step that failed and made nothing, and the whole record if it has no other step."""
         if self.process.rank > 0 or any(output.exists() for output in step.outputs):
             return
         steps = self._recorded()
@@ -202,7 +202,7 @@ class StepRecord:
 
 
 def _hash_of(step: Step, plan: JsonObject) -> str:
-    """What the next step records of this one and of all before it."""
+    """The hash of this step and all earlier steps, which the next step records."""
     return hashlib.sha256(json.dumps([step.name, plan]).encode()).hexdigest()
 
 
@@ -220,7 +220,7 @@ def _size(outputs: Sequence[Path]) -> int:
 
 
 def fingerprints_of(paths: Iterable[Path]) -> dict[str, JsonObject]:
-    """Size, time of change (ns) and SHA-256 of each file that exists, by its path; also of those below folders.
+    """Size, time of change (ns) and SHA-256 of each existing file, by path; folders stand for the files below them.
 
     Hidden files do not count.
     """

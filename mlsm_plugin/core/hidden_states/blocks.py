@@ -1,4 +1,4 @@
-"""A text as a model reads it, whatever it is stored in: blocks, in order, with the positions of their tokens."""
+"""A text as a model reads it, in any format: blocks in order, with the positions of their tokens."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from mlsm_plugin.core.sparse_coding.stored_codes import NO_POSITION
 
 @dataclass(frozen=True)
 class Block:
-    """Tokens ``(T,)`` with BOS, and their flat positions ``(T,)`` in the text (a BOS that is not in it: -1)."""
+    """Tokens ``(T,)`` with BOS, and their flat positions ``(T,)`` in the text (-1 for a BOS that is not in it)."""
 
     tokens: Tensor
     positions: Tensor
@@ -24,7 +24,7 @@ class TokenBlocks(Protocol):
     """A text that is cut into blocks."""
 
     pad: int
-    num_tokens: int  # of the text, special tokens included; also the number of rows of its code store
+    num_tokens: int  # number of tokens in the text, special ones included, and of rows in its code store
     starts: np.ndarray  # (n_blocks,), flat position of each block's first token, strictly ascending
     sizes: np.ndarray  # (n_blocks,), number of tokens of each block that have a position
 
@@ -39,7 +39,7 @@ class TokenBlocks(Protocol):
 
 
 def chunks_of(blocks: Iterable[Block], max_tokens: int, *, with_bos: bool = False) -> Iterator[list[Block]]:
-    """Blocks in order, about ``max_tokens`` tokens at a time; a BOS that is not in the text counts if ``with_bos``."""
+    """Blocks in order, about ``max_tokens`` at a time; ``with_bos`` also counts a BOS that is not in the text."""
     chunk: list[Block] = []
     size = 0
     for block in blocks:
@@ -83,8 +83,8 @@ def hidden_states_of(
 ) -> tuple[np.ndarray, Tensor]:
     """Hidden states of the content tokens of ``blocks``, in corpus order, ``max_tokens`` in one forward pass.
 
-    ``keep`` chooses other tokens: from tokens and positions, which ones to keep (all of one shape). The results are
-    positions ``(n,)`` int64, ascending, and hidden states ``(n, dim)`` float32 on the encoder's device.
+    ``keep`` chooses other tokens: it takes tokens and positions, and returns a bool mask (all of one shape). Returns
+    ascending positions ``(n,)`` int64, and hidden states ``(n, dim)`` float32 on the encoder's device.
     """
     all_positions = []
     all_hidden = []

@@ -1,4 +1,4 @@
-"""The device on which models run, and what it is fast in."""
+"""The device on which models run, and the precision in which it is fast."""
 
 from functools import cache
 from pathlib import Path
@@ -7,14 +7,14 @@ from typing import TypeVar
 import torch
 from torch import nn
 
-# instructions for products of bfloat16 numbers, as Linux names them: of Intel (Sapphire Rapids on) and AMD (Zen 4 on)
+# Linux's names of instructions for bfloat16 products: Intel since Sapphire Rapids, AMD since Zen 4
 BF16_INSTRUCTIONS = ("amx_bf16", "avx512_bf16")
-PROCESSORS = Path("/proc/cpuinfo")  # where Linux lists what the processors can do
+PROCESSORS = Path("/proc/cpuinfo")  # where Linux lists the processors' features
 Device = str | torch.device | None  # None: the GPU if there is one
 
 
 def default_device(device: Device = None) -> torch.device:
-    """``device`` if it is given, else the GPU if there is one, else the CPU.
+    """``device``; if it is None or empty, the GPU if there is one, else the CPU.
 
     ValueError if this machine has no such device.
     """
@@ -22,7 +22,7 @@ def default_device(device: Device = None) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         chosen = torch.device(device)
-        torch.empty(1, device=chosen).cpu()  # fails where there is no such device, and on one without memory
+        torch.empty(1, device=chosen).cpu()  # fails if there is no such device, or it has no memory
     except (RuntimeError, AssertionError, NotImplementedError):
         gpus = torch.cuda.device_count()
         available = f"cpu, cuda:0 to cuda:{gpus - 1}" if gpus else "cpu"
@@ -43,14 +43,14 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 def placed(model: Model, device: torch.device, *, half: bool | None) -> Model:
-    """``model`` on ``device``; in float16 if it is to run in half precision, but on a CPU the weights stay float32."""
+    """Move ``model`` to ``device``; in float16 if ``half``, but on a CPU always in float32."""
     return model.to(device=device, dtype=torch.float16 if half and device.type != "cpu" else torch.float32)
 
 
 def half_products(device: torch.device, *, half: bool | None) -> torch.autocast:
-    """A context with matrix products in bfloat16 for a model that :func:`placed` has placed, if it needs one.
+    """A context with matrix products in bfloat16, if a model that :func:`placed` has moved needs it.
 
-    That is so if it runs in half precision on a CPU, and with ``half`` None, on a device that is fast in bfloat16.
+    It does with ``half`` on a CPU, and with ``half`` None on a device that is fast in bfloat16.
     """
     enabled = has_fast_bf16(device) if half is None else half and device.type == "cpu"
     return torch.autocast(device.type if enabled else "cpu", torch.bfloat16, enabled=enabled)
@@ -58,7 +58,7 @@ def half_products(device: torch.device, *, half: bool | None) -> torch.autocast:
 
 @cache
 def bf16_instructions() -> tuple[str, ...]:
-    """Those of :data:`BF16_INSTRUCTIONS` that this CPU has; empty where Linux does not say."""
+    """The :data:`BF16_INSTRUCTIONS` that this CPU has; empty if Linux does not list them."""
     try:
         lines = PROCESSORS.read_text(encoding="utf-8").splitlines()
     except OSError:

@@ -11,22 +11,22 @@ from mlsm_plugin.core.hidden_states.devices import Device
 
 
 class TokenVectors(ABC):
-    """What gives a vector for each token of a batch."""
+    """A model that computes a vector for each token of a batch."""
 
     device: torch.device  # where the vectors are
     dim: int  # width of the vectors
 
     @abstractmethod
     def hidden_states(self, tokens: Tensor) -> Tensor:
-        """``(B, T, dim)`` float32 on ``device``, for ids ``(B, T)``, right-padded: fairseq's, or those of the blocks.
+        """``(B, T, dim)`` float32 on ``device``, for right-padded ids ``(B, T)`` of fairseq or of the blocks.
 
-        On a CPU ``mlsm encode`` calls this, or the next one, in several threads at once.
+        On a CPU, ``mlsm encode`` calls this method or the next in several threads at once.
         """
 
     def hidden_states_of(self, tokens: Tensor, chosen: Tensor) -> Tensor:
-        """``(n, dim)`` as for :meth:`hidden_states`, for the ``chosen`` tokens (bool ``(B, T)``) in their order.
+        """``(n, dim)`` as for :meth:`hidden_states`, for the ``chosen`` tokens (bool ``(B, T)``) in order.
 
-        A source may save what the others cost.
+        A source may override this to save the cost of the other tokens.
         """
         return self.hidden_states(tokens)[chosen.to(self.device)]
 
@@ -37,15 +37,15 @@ class HiddenStateEncoder(TokenVectors):
     ``layer`` counts as in ``hidden_states[layer]``: 0 is the output of the embeddings, and the number of layers is the
     output of the last layer (after the final layer norm if the model has one).
 
-    A subclass is a source of hidden states: its class methods say what a name on the command line means, before
-    the model is loaded. :func:`~mlsm_plugin.core.hidden_states.sources.register_source` registers it.
+    A subclass is a source of hidden states. Its class methods describe the model of a name on the command line
+    without loading it. :func:`~mlsm_plugin.core.hidden_states.sources.register_source` registers it.
 
     Args:
         name: name of the model, as on the command line, with the prefix of the source.
         data_bin: binarized dataset with the ids that :meth:`hidden_states` will receive.
         device: None for the GPU if there is one.
-        fp16: run in half precision: float16, on a CPU products in bfloat16; None: products in bfloat16 where the device
-            is fast in it, else as False. Hidden states are float32.
+        fp16: run in half precision: float16, on a CPU products in bfloat16; None: products in bfloat16 if the device
+            is fast in it, else float32. Hidden states are float32.
     """
 
     layer: int
@@ -74,21 +74,21 @@ class HiddenStateEncoder(TokenVectors):
     @classmethod
     @abstractmethod
     def usual_tokens_of(cls, name: PathLike) -> int:
-        """Longest sample in tokens that the model can take and, if that is known, was trained on."""
+        """Longest sample in tokens that the model can take and, if known, was trained on."""
 
     @classmethod
     @abstractmethod
     def tokenizer_of(cls, name: PathLike) -> str:
-        """The value of ``mlsm binarize --tokenizer`` that gives the ids of the model."""
+        """The value of ``mlsm binarize --tokenizer`` that produces the ids of the model."""
 
     @classmethod
     def width_of(cls, name: PathLike) -> int | None:
-        """Width of the hidden states, if it can be said without loading the model; None otherwise."""
+        """Width of the hidden states; None if it is not known before the model is loaded."""
         return None
 
     @classmethod
     def fingerprint_of(cls, name: PathLike) -> str:
-        """SHA-256 of what decides the hidden states; here, of the model's files."""
+        """SHA-256 of everything that decides the hidden states; here, of the model's files."""
         return sha256_of_files(*cls.files_of(name))
 
 

@@ -33,14 +33,14 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 POSITIONS_AFTER_PADDING = ("camembert", "mpnet", "roberta", "xlm-roberta")  # numbered from the padding id + 1
-# encoders whose output is that of their last layer, for ModernBERT after a norm
+# encoders that output the last layer, ModernBERT after a norm
 _OTHERS = ("bert", "deberta", "deberta-v2", "distilbert", "electra", "modernbert")  # numbered from 0, or relative
 SUPPORTED = tuple(sorted((*_OTHERS, *POSITIONS_AFTER_PADDING)))
-FEWEST_LAYERS = {"deberta": 1, "deberta-v2": 1, "modernbert": 1}  # where transformers has no model without layers
+FEWEST_LAYERS = {"deberta": 1, "deberta-v2": 1, "modernbert": 1}  # transformers cannot build these without layers
 LARGEST_PADDING = 1024  # extra rows that an embedding may have after the vocabulary; a popular Italian BERT has 1,000
 OF_LAYER = re.compile(r"\blayers?\.\d+\.")  # names of weights
-FLOAT32_ONLY = ("deberta",)  # the attention of the library overflows where products are in half precision
-PATCHING = threading.Lock()  # transformers 4.56 on patches the layers while it collects hidden states
+FLOAT32_ONLY = ("deberta",)  # the library's attention overflows in half precision
+PATCHING = threading.Lock()  # since 4.56, transformers patches the layers while it collects hidden states
 
 
 class LibraryEncoder(TokenVectors):
@@ -50,8 +50,8 @@ class LibraryEncoder(TokenVectors):
     the model does not exist, its type is not in ``SUPPORTED``, weights are missing, the tokenizer does not fit the
     embeddings, or the layer is out of range.
 
-    ``name`` is a folder or hub name, with or without ``hf:``; the ``tokenizer``, if None, lies beside the model, and
-    ``pad`` is its id of padding. The other arguments and attributes are those of :class:`HiddenStateEncoder`.
+    ``name`` is a folder or hub name, with or without ``hf:``. If ``tokenizer`` is None, it is loaded from the model's
+    folder. ``pad`` is its padding id. Other arguments and attributes are those of :class:`HiddenStateEncoder`.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class LibraryEncoder(TokenVectors):
 
 
 def supported_config(folder: Path, types: Sequence[str] = SUPPORTED) -> "PretrainedConfig":
-    """The configuration of a model; raises ValueError if its type is not among ``types``, or it is misread."""
+    """The configuration of a model; ValueError if its type is not in ``types``, or transformers misreads it."""
     transformers = import_transformers()
     try:
         config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
@@ -118,7 +118,7 @@ def supported_config(folder: Path, types: Sequence[str] = SUPPORTED) -> "Pretrai
 
 
 def check_encoder(config: "PretrainedConfig", name: object) -> None:
-    """Raise ValueError if a model, called ``name``, is a decoder: each token then sees the tokens before it only."""
+    """Raise ValueError if the model ``name`` is a decoder, whose tokens only see earlier tokens."""
     if getattr(config, "is_decoder", False):
         raise ValueError(
             f"{name} is a decoder (is_decoder is true in its configuration), and this package needs an encoder; if the "
@@ -127,7 +127,7 @@ def check_encoder(config: "PretrainedConfig", name: object) -> None:
 
 
 def half_of(config: "PretrainedConfig", half: bool | None) -> bool | None:
-    """``half`` as for :func:`half_products`; False for a model that overflows in half precision, with a log line."""
+    """``half`` as for :func:`half_products`; False, with a warning, for a model that overflows in half precision."""
     if config.model_type not in FLOAT32_ONLY:
         return half
     if half:
@@ -136,7 +136,7 @@ def half_of(config: "PretrainedConfig", half: bool | None) -> bool | None:
 
 
 def _first_layers(config: "PretrainedConfig", number: int) -> "PretrainedConfig":
-    """``config``, changed to that of a model of the first ``number`` layers, or of more if there is no such model."""
+    """Change ``config`` to keep the first ``number`` layers, or the fewest that transformers can build."""
     number = max(number, FEWEST_LAYERS.get(config.model_type, 0))
     if getattr(config, "layer_types", None) is not None:
         config.layer_types = config.layer_types[:number]
@@ -145,7 +145,7 @@ def _first_layers(config: "PretrainedConfig", number: int) -> "PretrainedConfig"
 
 
 def positions_of(config: "PretrainedConfig") -> int:
-    """Longest sample in tokens that the model can take, or that it is made for if its positions are relative."""
+    """Longest sample in tokens that the model can take, or was made for if its positions are relative."""
     positions = int(config.max_position_embeddings)
     if config.model_type not in POSITIONS_AFTER_PADDING:
         return positions
@@ -157,9 +157,9 @@ def positions_of(config: "PretrainedConfig") -> int:
 def model_and_tokenizer(
     name: PathLike, tokenizer: HuggingFaceTokenizer | PathLike | None = None, *, weights: bool = False
 ) -> tuple[Path, "PretrainedConfig", HuggingFaceTokenizer]:
-    """The folder of a model, its configuration, and its tokenizer (None: the one beside the model), which fit.
+    """The folder of a model, its configuration, and its tokenizer (None: load it from the model's folder).
 
-    ValueError if the model or the tokenizer does not exist or is not supported, or they do not fit.
+    ValueError if the model or the tokenizer does not exist or is not supported, or they do not fit together.
     """
     folder = hf_folder(name, weights=weights)
     config = supported_config(folder)
@@ -171,15 +171,15 @@ def model_and_tokenizer(
 
 
 class KnowsIds(Protocol):
-    """A tokenizer, or what was made from one."""
+    """A tokenizer, or an object made from one."""
 
     largest_id: int
 
 
 def check_vocabulary(tokenizer: KnowsIds, rows: int, name: object) -> None:
-    """Raise ValueError unless a model with ``rows`` embeddings can be that of the tokenizer; ``name`` is of the model.
+    """Raise ValueError unless the ``rows`` embeddings of the model ``name`` fit the tokenizer.
 
-    The ids that are masked and drawn are those of the tokenizer.
+    The ids that are masked and drawn come from the tokenizer.
     """
     needed = tokenizer.largest_id + 1
     if not needed <= rows < needed + LARGEST_PADDING:
@@ -190,7 +190,7 @@ def check_vocabulary(tokenizer: KnowsIds, rows: int, name: object) -> None:
 
 
 def check_positions(longest: int, positions: int, name: str) -> None:
-    """Raise ValueError if a sequence of ``longest`` tokens, called ``name``, is too long for the model's positions."""
+    """Raise ValueError if the sequence ``name`` of ``longest`` tokens is too long for the model's positions."""
     if longest > positions:
         raise ValueError(
             f"{name} has {longest} tokens, but the model takes at most {positions}; cut the sequences, for example "
@@ -208,24 +208,24 @@ def load_library_model(
     fewer_layers: bool = False,
     other_head: bool = False,
 ) -> Any:
-    """A model of Hugging Face's class ``kind``.
+    """Load a model of Hugging Face's class ``kind``.
 
-    Weights that it does not have, such as those of later layers, are ignored. Code from the hub never runs.
+    Weights that the model does not have, such as those of later layers, are ignored. Code from the hub never runs.
 
     Args:
-        folder: of the model.
-        config: that of the model to make; None: the one in the folder.
+        folder: folder of the model.
+        config: configuration of the model to make; None: read it from the folder.
         kind: name of the class.
-        state: weights by name, which then need a ``config``; None: those in the folder.
-        new_head: what a log line says of a new head, where the folder has none; empty: there is no line; None: the
-            folder must have one.
-        fewer_layers: whether the ``config`` asks for fewer layers than the folder has; else there is a warning of
-            weights of further layers.
+        state: weights by name, which require a ``config``; None: read them from the folder.
+        new_head: end of the warning about a new head if the folder has none; empty: no warning; None: the folder must
+            have a head.
+        fewer_layers: whether the ``config`` asks for fewer layers than the folder has; otherwise weights of further
+            layers cause a warning.
         other_head: whether weights of a head that has another shape in the folder are initialized at random.
 
     Raises:
-        ValueError: the weights cannot be read, have other shapes, are not finite, or some of them are missing, or the
-            head that is needed was not trained.
+        ValueError: weights cannot be read, have other shapes, are not finite or are missing, or the head is needed but
+            was not trained.
     """
     if "MaskedLM" in kind and new_head is None and (folder / UNTRAINED_HEAD).is_file():
         raise ValueError(
@@ -255,7 +255,7 @@ def load_library_model(
 def _opened(
     folder: Path, config: "PretrainedConfig | None", kind: str, state: dict[str, Tensor] | None, *, ignore_shapes: bool
 ) -> tuple[Any, dict[str, Any]]:
-    """A model, and which weights are missing, unexpected or of another shape; arguments of :func:`load_library_model`.
+    """A model, and its missing, unexpected and mismatched weights; arguments are those of :func:`load_library_model`.
 
     With ``ignore_shapes``, weights of another shape are initialized at random.
     """
@@ -270,7 +270,7 @@ def _opened(
                 output_loading_info=True,
                 ignore_mismatched_sizes=ignore_shapes,
             )
-        else:  # the classes that choose a class need a folder
+        else:  # the Auto classes need a folder
             model, info = type(model_class.from_config(config)).from_pretrained(
                 None, state_dict=state, config=config, output_loading_info=True
             )
@@ -304,9 +304,9 @@ def _warn_of_further_layers(info: dict[str, Any], folder: Path) -> None:
 
 
 def _without_second_biases(model: Any, missing: list[str]) -> list[str]:
-    """``missing`` without biases of a head's projection that are there by another name, of which they get the values.
+    """Remove from ``missing`` the biases of a head that the folder has under another name; copy their values.
 
-    Version 4 of transformers writes one of the two, and version 5 has two parameters in a model that is not tied.
+    transformers 4 writes one of the two, and version 5 has two parameters in a model that is not tied.
     """
     weights = dict(model.named_parameters())
     still_missing = []
@@ -320,10 +320,10 @@ def _without_second_biases(model: Any, missing: list[str]) -> list[str]:
 
 
 def load_masked_lm(name: PathLike, *, new_head: str | None = None) -> Any:
-    """The masked LM in a folder or of a hub name, in float32 whatever the file has.
+    """The masked LM in a folder or of a hub name, always in float32.
 
     ``new_head`` is as for :func:`load_library_model`. ValueError if the model does not exist, cannot be read, or has no
-    masked-LM head where ``new_head`` is None.
+    masked-LM head and ``new_head`` is None.
     """
     folder = hf_folder(name, weights=True)
     model = load_library_model(folder, kind="AutoModelForMaskedLM", new_head=new_head).float()
@@ -336,7 +336,7 @@ class HuggingFaceEncoder(LibraryEncoder, HiddenStateEncoder):
     """A :class:`LibraryEncoder` for fairseq's ids.
 
     ``name`` is ``hf:`` followed by a folder or hub name, and ``data_bin`` a dataset that ``mlsm binarize --tokenizer``
-    made with the tokenizer of the model. ValueError if it is another one or none, or as for :class:`LibraryEncoder`.
+    made with the model's tokenizer. ValueError if it was not made with it, and as for :class:`LibraryEncoder`.
     """
 
     def __init__(
@@ -380,5 +380,5 @@ class HuggingFaceEncoder(LibraryEncoder, HiddenStateEncoder):
 
     @classmethod
     def tokenizer_of(cls, name: PathLike) -> str:
-        """The model itself, which comes with its tokenizer."""
+        """The model itself, since its folder has the tokenizer."""
         return os.fspath(name)

@@ -1,4 +1,4 @@
-"""How a text is cut into blocks, and how a model runs over it; imports nothing slow, for the help of commands."""
+"""How a text is cut into blocks, and how a model runs on it. Imports nothing slow, since commands' help needs it."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -8,7 +8,7 @@ from mlsm_plugin.core.files.settings import check, option
 
 @dataclass(frozen=True)
 class BlockSettings:
-    """How a split is cut into blocks for the auxiliary model; a block that is longer is cut.
+    """How a split is cut into blocks for the auxiliary model; longer blocks are cut.
 
     ValueError if a value is out of range.
     """
@@ -26,7 +26,7 @@ class BlockSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelRun:
-    """How a model runs over a text."""
+    """How a model runs on a text."""
 
     device: str | None = option(
         None, help="torch device of the model (default: the GPU if there is one)", decides=False

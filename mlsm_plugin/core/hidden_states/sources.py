@@ -13,7 +13,7 @@ from mlsm_plugin.core.hidden_states.hf_encoder import HuggingFaceEncoder
 Source = type[HiddenStateEncoder]
 
 PREFIX = r"[a-z][a-z0-9_+-]+:"  # one letter and a colon would be a drive
-# a name without a prefix ("") is a fairseq checkpoint, whose class registers itself where fairseq works
+# a name without a prefix ("") is a fairseq checkpoint; its class registers itself if fairseq works
 _SOURCES: dict[str, Source] = {HF_PREFIX: HuggingFaceEncoder}
 LONGEST_DEFAULT_BLOCK = 512  # longest block in tokens, unless an option asks for longer ones
 
@@ -21,7 +21,7 @@ LONGEST_DEFAULT_BLOCK = 512  # longest block in tokens, unless an option asks fo
 def register_source(prefix: str) -> Callable[[Source], Source]:
     """A class decorator that registers a source for names that begin with ``prefix``, such as ``mine:``.
 
-    ValueError if the prefix is not two or more letters and a colon, or belongs to another class.
+    ValueError if the prefix is not at least two letters and a colon, or belongs to another class.
     """
     if not re.fullmatch(PREFIX, prefix):
         raise ValueError(
@@ -43,9 +43,9 @@ def register_fairseq(source: Source) -> Source:
 
 
 def source_of(name: PathLike) -> Source:
-    """The class that opens the model of this name; a name without a prefix is a fairseq checkpoint.
+    """The class that opens the model ``name``; a name without a prefix is a fairseq checkpoint.
 
-    ValueError if the prefix of the name is not registered, or it is a fairseq checkpoint and fairseq is missing.
+    ValueError if the prefix is not registered, or the model is a fairseq checkpoint and fairseq is missing.
     """
     prefix = re.match(PREFIX, os.fspath(name))
     if prefix is None or (prefix.group() not in _SOURCES and os.path.exists(name)):
@@ -67,10 +67,10 @@ def source_of(name: PathLike) -> Source:
 def open_encoder(
     name: PathLike, data_bin: PathLike, *, layer: int, device: Device = None, fp16: bool | None = False
 ) -> HiddenStateEncoder:
-    """Open the encoder of this name; arguments are those of :class:`HiddenStateEncoder`, errors those of its source."""
+    """Open the encoder ``name``; arguments are those of :class:`HiddenStateEncoder`, errors those of its source."""
     return source_of(name)(name, data_bin, layer=layer, device=device, fp16=fp16)
 
 
 def default_tokens_per_sample(name: PathLike) -> int:
-    """Default length of a block in tokens: what the model can take, at most 512."""
+    """Default length of a block in tokens: as long as the model can take, but at most 512."""
     return min(LONGEST_DEFAULT_BLOCK, source_of(name).usual_tokens_of(name))

@@ -1,4 +1,4 @@
-"""Endless shuffled batches of hidden states, of which only a buffer is in memory."""
+"""Endless shuffled batches of hidden states, with only one buffer in memory."""
 
 import sys
 import threading
@@ -24,11 +24,11 @@ class HiddenStateStream:
 
     Each pass reads the blocks in another random order and fills a buffer with the hidden states of as many as fit. The
     rows of a full buffer are shuffled and cut into batches; rows that do not fill a batch are left out until the next
-    pass. Everything depends on the seed and the number of the batch only, so that a stream can begin anywhere: buffers
-    that are skipped cost no forward pass. While the batches of a buffer are used, a thread fills the next one.
+    pass. Everything depends only on the seed and the number of the batch, so a stream can begin anywhere: skipped
+    buffers cost no forward pass. While the batches of a buffer are used, a thread fills the next buffer.
 
-    A batch has ``batch_size`` rows, or those of the whole split if it has fewer; a buffer, except the last of a pass,
-    has at least ``buffer_rows``. There are ``max_batch_tokens`` tokens in one forward pass.
+    A batch has ``batch_size`` rows, or all rows of the split if it has fewer. A buffer has at least ``buffer_rows``,
+    except the last of a pass. A forward pass has at most ``max_batch_tokens`` tokens.
     """
 
     def __init__(
@@ -51,24 +51,24 @@ class HiddenStateStream:
     def batches(self, skip: int = 0, stop: int = sys.maxsize) -> Generator[Tensor, None, None]:
         """Batches ``(batch_size, dim)`` float32 on the encoder's device, from number ``skip`` to before ``stop``.
 
-        Close the iterator if you do not exhaust it: its thread then ends with the forward pass that it is in.
-        ValueError if the text holds no tokens but special ones.
+        Close the iterator if you do not exhaust it; its thread then ends after the current forward pass. ValueError if
+        the text holds only special tokens.
         """
         closed = threading.Event()
         shuffled = self._shuffled(skip, stop, closed)
         with ThreadPoolExecutor(1, "hidden states") as thread:
             try:
-                coming = thread.submit(next, shuffled, None)
-                while (buffer := coming.result()) is not None:
+                next_buffer = thread.submit(next, shuffled, None)
+                while (buffer := next_buffer.result()) is not None:
                     rows, batches = buffer
-                    coming = thread.submit(next, shuffled, None)
+                    next_buffer = thread.submit(next, shuffled, None)
                     for batch in batches:
                         yield rows[batch.to(rows.device)]
             finally:
                 closed.set()
 
     def _shuffled(self, skip: int, stop: int, closed: threading.Event) -> Iterator[tuple[Tensor, Tensor]]:
-        """The hidden states of each buffer, and which of them are in each of its batches ``(n_batches, size)``."""
+        """The hidden states of each buffer, and the rows of each of its batches, ``(n_batches, size)``."""
         for epoch in counting():
             for number, (blocks, rows) in enumerate(self._buffers(epoch, self.buffer_rows)):
                 if stop <= 0:
@@ -83,12 +83,12 @@ class HiddenStateStream:
                 stop = stop - count
 
     def sample(self, most: int, *, device: Device = None) -> Tensor:
-        """At most ``most`` hidden states ``(n, dim)`` float32 of different blocks; ``device`` None: the encoder's."""
+        """At most ``most`` hidden states ``(n, dim)`` float32 of random blocks; ``device`` None: the encoder's."""
         blocks, rows = next(self._buffers(0, most))
         return self._hidden_states(blocks, rows, device=device)[:most]
 
     def _buffers(self, epoch: int, buffer_rows: int) -> Iterator[tuple[list[int], int]]:
-        """The blocks of each buffer of a pass, and the number of their rows."""
+        """The blocks of each buffer of a pass, and their number of rows."""
         blocks: list[int] = []
         rows = 0
         none_yet = True
@@ -108,7 +108,7 @@ class HiddenStateStream:
     def _hidden_states(
         self, blocks: list[int], number: int, closed: threading.Event | None = None, device: Device = None
     ) -> Tensor:
-        """The ``number`` hidden states of blocks, in the order of the text within every few; ends when ``closed``."""
+        """The ``number`` hidden states of blocks, in text order within every few blocks; stops when ``closed``."""
 
         def keep(tokens: Tensor, _: Tensor) -> Tensor:
             if closed is not None and closed.is_set():

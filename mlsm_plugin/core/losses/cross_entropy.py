@@ -1,4 +1,4 @@
-"""Cross entropy that never holds all logits in float32, and the loss of distillation; both in nats."""
+"""Cross entropy that never holds all logits in float32, and the distillation loss; both in nats."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-CHUNK_ENTRIES = 1 << 20  # logits that are in float32 at once: 4 MB, which the caches of a CPU hold
+CHUNK_ENTRIES = 1 << 20  # logits in float32 at once: 4 MB, which fit into the caches of a CPU
 CHUNK_ENTRIES_GPU = 1 << 24
 
 
 def token_cross_entropy(logits: Tensor, targets: Tensor, *, ignored: int = -100) -> Tensor:
-    """The cross entropy of each token, ``(n,)`` float32, 0 for targets that are ``ignored``.
+    """The cross entropy of each token, ``(n,)`` float32, 0 for ``ignored`` targets.
 
-    Computed in float32, some rows at a time, with the gradient in the memory and the dtype of the logits.
+    Computed in float32, a few rows at a time; the gradient has the dtype of the logits and may take their memory.
 
     Args:
         logits: ``(n, V)``, any floating dtype; nothing else may need their values for its gradient.
@@ -65,9 +65,9 @@ def check_temperature(temperature: float) -> None:
 def distillation_kl(logits: Tensor, teacher_logits: Tensor, temperature: float = 1.0) -> Tensor:
     """T^2 x KL(softmax(teacher / T) || softmax(student / T)) of each token, ``(n,)`` float32, in nats.
 
-    A student learns the distributions of a teacher over the vocabulary (Hinton et al., 2015). With the factor T^2, the
-    gradients hardly depend on the temperature T. Both logits are ``(n, V)``, any floating dtype; the teacher's get no
-    gradient. ValueError if their shapes differ.
+    A student learns a teacher's distributions over the vocabulary (Hinton et al., 2015). With the factor T^2, the
+    gradients hardly depend on the temperature T. Both logits are ``(n, V)``, any floating dtype; the teacher's logits
+    get no gradient. ValueError if their shapes differ, or the temperature is not positive.
     """
     check_temperature(temperature)
     if logits.shape != teacher_logits.shape:

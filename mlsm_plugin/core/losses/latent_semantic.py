@@ -1,4 +1,4 @@
-"""The MLSM loss: KL divergence from the sparse code of a masked token, with and without MLM; in nats.
+"""The MLSM loss: KL divergence from the sparse code of a masked token, with or without MLM; in nats.
 
 Berend, "Masked Latent Semantic Modeling: an Efficient Pre-training Alternative to Masked Language Modeling", Findings
 of ACL 2023.
@@ -17,13 +17,13 @@ from mlsm_plugin.core.losses.cross_entropy import token_cross_entropy
 def latent_semantic_kl(logits: Tensor, atoms: Tensor, weights: Tensor) -> Tensor:
     """KL(target || softmax(logits)) of each masked token, with sparse targets: ``(n,)`` float32, in nats.
 
-    The target of row i gives atom ``atoms[i, j]`` the probability ``weights[i, j] / sum_j weights[i, j]``, and is never
+    The target of row i gives atom ``atoms[i, j]`` the probability ``weights[i, j] / sum_j weights[i, j]``. It is never
     made dense. A row without positive weights contributes 0 and gets a gradient of 0. ValueError if the shapes do not
     fit together.
 
     Args:
         logits: ``(n, n_atoms)``, any floating dtype.
-        atoms: ``(n, m)`` integer, padded with -1; an atom occurs at most once in a row.
+        atoms: ``(n, m)`` integer, padded with -1; each atom at most once in a row.
         weights: ``(n, m)``, not negative; padding is ignored.
     """
     _check_shapes(logits, atoms, weights)
@@ -33,11 +33,11 @@ def latent_semantic_kl(logits: Tensor, atoms: Tensor, weights: Tensor) -> Tensor
 
 
 class _SparseKl(torch.autograd.Function):
-    """Computes the gradient in the forward pass, in the memory of the probabilities."""
+    """Computes the gradient in the forward pass and stores it in the memory of the probabilities."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, atoms: Tensor, target: Tensor, coded: Tensor) -> Tensor:
-        """The divergence of each row, 0 for one that is not coded."""
+        """The divergence of each row, 0 for rows that are not coded."""
         log_probability = logits.log_softmax(dim=1, dtype=torch.float32)
         # KL(t || p) = sum_j t_j log t_j - sum_j t_j log p_j
         negative_entropy = torch.special.xlogy(target, target).sum(dim=1)  # (n,)
@@ -74,7 +74,7 @@ def _check_shapes(logits: Tensor, atoms: Tensor, weights: Tensor) -> None:
 
 
 def _normalized_targets(atoms: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """Target probabilities (n, m) in float32, 0 for padding; and which rows have positive weights, (n,) bool."""
+    """Target probabilities (n, m) in float32, 0 for padding; and whether each row has positive weights, (n,) bool."""
     positive = weights.float().masked_fill(atoms < 0, 0.0)
     total = positive.sum(dim=1, keepdim=True)
     coded = total > 0
@@ -88,15 +88,15 @@ LATENT_LOSSES: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
 
 
 class LatentSemanticTerms(NamedTuple):
-    """The loss of a batch of n masked tokens, and what is logged with it; only the loss has a gradient.
+    """The loss of a batch of n masked tokens, and figures to log; only the loss has a gradient.
 
-    What has the weight 0 is None.
+    Figures of a loss with weight 0 are None.
     """
 
-    loss: Tensor  # latent_weight x KL + mlm_weight x MLM, summed, float32 scalar; to be divided by sample_size
+    loss: Tensor  # latent_weight x KL + mlm_weight x MLM, summed, float32 scalar; divide it by sample_size
     sample_size: Any  # int or Tensor: masked tokens that have a code; all masked tokens if latent_weight is 0
     latent: Tensor | None  # (n,) the latent loss in nats
-    nonzeros: Tensor | None  # (n,) the atoms in the code
+    nonzeros: Tensor | None  # (n,) number of atoms in the code
     mlm: Tensor | None  # (n,) the cross entropy in nats
     mlm_sum: Tensor | None  # its sum
 
@@ -123,22 +123,22 @@ def latent_semantic_terms(
     ignored: int = -100,
     number: Tensor | int | None = None,
 ) -> LatentSemanticTerms:
-    """``latent_weight`` x KL + ``mlm_weight`` x MLM cross entropy, each a mean over its own tokens after division.
+    """``latent_weight`` x KL + ``mlm_weight`` x MLM cross entropy; each is a mean after division by the sample size.
 
-    The KL counts masked tokens that have a code, the cross entropy all masked tokens. The sample size is the first of
-    the two counts, and the cross entropy is multiplied by the ratio of the first to the second.
+    The KL is a mean over masked tokens with a code, the cross entropy over all masked tokens. The sample size is the
+    first of these two counts, and the cross entropy is multiplied by the ratio of the first to the second.
 
     Args:
         targets: ``(n,)`` ids of the masked tokens.
         token_logits: ``(n, V)``; may be None if ``mlm_weight`` is 0.
-        atom_logits: ``(n, n_atoms)``; may be None, as ``codes``, if ``latent_weight`` is 0.
-        codes: ``atoms`` ``(n, m)`` and ``weights`` ``(n, m)``, see :func:`latent_semantic_kl`; perhaps ``number``, how
-            many rows have an atom.
+        atom_logits: ``(n, n_atoms)``; may be None, like ``codes``, if ``latent_weight`` is 0.
+        codes: ``atoms`` ``(n, m)`` and ``weights`` ``(n, m)``, see :func:`latent_semantic_kl`; optionally ``number``,
+            the number of rows that have an atom.
         latent_weight, mlm_weight: not negative, not both 0.
         latent_target: a key of :data:`LATENT_LOSSES`.
-        zero: a zero to begin with, which gives idle parameters a gradient of zeros.
-        ignored: target of padding rows; these follow all others, and have no codes.
-        number: how many rows are not ``ignored``, if that is known.
+        zero: a zero to start the sum with, which gives idle parameters a gradient of zeros.
+        ignored: target of padding rows; these come last and have no codes.
+        number: number of rows that are not ``ignored``, if known.
     """
     num_masked = sample_size = targets.ne(ignored).sum() if number is None else number
     loss = torch.zeros((), device=targets.device) if zero is None else zero

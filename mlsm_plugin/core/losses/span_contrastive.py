@@ -17,9 +17,9 @@ CHUNK_ENTRIES_GPU = 1 << 26
 
 
 def similarities(queries: Tensor, keys: Tensor, similarity: str) -> Tensor:
-    """The scores of all pairs: ``inner`` products, or negative squared ``l2`` distances.
+    """The scores ``(n, m)`` of all pairs: ``inner`` products, or negative squared ``l2`` distances.
 
-    From queries ``(n, d)`` and keys ``(m, d)`` of one dtype to ``(n, m)``; more similar pairs have larger scores.
+    Queries are ``(n, d)``, keys ``(m, d)``, both of one dtype; more similar pairs have larger scores.
     """
     products = queries @ keys.T
     if similarity == "inner":
@@ -36,24 +36,24 @@ def check_similarity(similarity: str, temperature: float | None) -> None:
 
 
 def similarity_of(cfg: Any) -> str:
-    """The similarity with which a model was trained, from the whole configuration in its checkpoint."""
+    """The similarity that a model was trained with; ``cfg`` is the whole configuration in its checkpoint."""
     return str(getattr(cfg.criterion, "similarity", None) or "inner")
 
 
 def temperature_of(cfg: Any, dim: int, *, closed_set: bool = False) -> float:
-    """The temperature with which a model of width ``dim`` was trained; ``cfg`` is as in :func:`similarity_of`.
+    """The temperature that a model of width ``dim`` was trained with; ``cfg`` is as in :func:`similarity_of`.
 
-    For a ``closed_set`` of candidates, it is that of zero-shot classification.
+    With a ``closed_set`` of candidates, it is the temperature of zero-shot classification.
     """
     flatter = float(getattr(cfg.criterion, "closed_set_temperature", None) or 1.0) if closed_set else 1.0
     return flatter * (getattr(cfg.criterion, "similarity_temperature", None) or math.sqrt(dim))
 
 
 class SpanTerms(NamedTuple):
-    """The loss in nats, and what is logged with it, ``(n,)`` each."""
+    """The loss in nats, and figures to log, ``(n,)`` each."""
 
     loss: Tensor  # summed, float32 scalar with gradient
-    losses: Tensor  # that of each query, 0 without positives
+    losses: Tensor  # loss of each query, 0 without positives
     correct: Tensor  # bool, whether the best candidate of a query is a positive
     counted: Tensor  # bool, whether a query has positives
 
@@ -70,8 +70,8 @@ def span_contrastive_terms(
     """The sum over queries of -log(sum over positives of exp(score) / sum over candidates of exp(score)).
 
     The score of a query and a key is their inner product, or their negative squared distance, divided by the
-    temperature. The gradient is computed in the forward pass, so that no (n, m) matrix of scores is kept. ValueError if
-    the shapes do not fit together, or the similarity or the temperature is invalid.
+    temperature. The gradient is computed in the forward pass, so no (n, m) matrix of scores is kept. ValueError if the
+    shapes do not fit together, or the similarity or the temperature is invalid.
 
     Args:
         queries: ``(n, d)``, any floating dtype.
@@ -158,11 +158,11 @@ class _SpanLoss(torch.autograd.Function):
 
 
 def occurrences(tokens: Tensor, ngrams: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-    """Where n-grams begin and end in sequences, ``(n, S, T)`` bool: True at the first and last token of an occurrence.
+    """Where n-grams begin and end in sequences: two ``(n, S, T)`` bool, True at the first and last token of a match.
 
     Args:
         tokens: ``(S, T)`` ids; negative ids match nothing.
-        ngrams: ``(n, L)`` ids; ids of row i after its length are ignored.
+        ngrams: ``(n, L)`` ids; ids of a row beyond its length are ignored.
         lengths: ``(n,)``, from 1 to L.
     """
     num_sequences, width = tokens.shape
@@ -193,16 +193,16 @@ def span_batch_terms(
     similarity: str = "inner",
     temperature: float | None = None,
 ) -> dict[str, SpanTerms]:
-    """The loss of the starts of the spans and, unless ``single``, of their ends, by name: ``start`` and ``end``.
+    """The losses of the ``start`` of the spans and, unless ``single``, of their ``end``, by these names.
 
     Args:
         features: ``(B, T', d)`` hidden states of the masked sequences.
         keys: ``(m, d)`` hidden states of the tokens that can be retrieved.
-        tokens: ``(S, T)`` ids of the sequences with the keys, in the same order; :data:`NO_KEY` where there is none.
-        spans: ``(n,)`` each: the ``sequence`` of a span, ``query_start`` and ``query_end``, the places of its masks in
-            the masked sequence, and its ``length``.
-        ngrams: ``(n, L)`` ids of each span; those after its length do not count.
-        first: number among the ``S`` sequences of the first of the ``B``.
+        tokens: ``(S, T)`` ids of the sequences with the keys, in the same order; :data:`NO_KEY` for tokens without key.
+        spans: ``(n,)`` each: the ``sequence`` of a span, the positions ``query_start`` and ``query_end`` of its masks
+            in the masked sequence, and its ``length``.
+        ngrams: ``(n, L)`` ids of each span; ids beyond its length do not count.
+        first: index of the first of the ``B`` sequences among the ``S``.
         single: a span is one token with one mask.
         similarity, temperature: as for :func:`span_contrastive_terms`.
     """
@@ -223,9 +223,9 @@ def span_batch_terms(
 
 
 def span_ngrams(context: Tensor, spans: dict[str, Tensor]) -> Tensor:
-    """The ids of each span, ``(n, longest)``, in ids without masks ``(B, T)``; those after its length do not count.
+    """The ids ``(n, longest)`` of each span in unmasked ids ``(B, T)``; ids beyond its length do not count.
 
-    ``spans`` has the ``sequence``, ``start`` and ``length`` of each, ``(n,)``.
+    ``spans`` has the ``sequence``, ``start`` and ``length`` of each span, ``(n,)``.
     """
     lengths = spans["length"]
     if len(lengths) == 0:
@@ -236,12 +236,12 @@ def span_ngrams(context: Tensor, spans: dict[str, Tensor]) -> Tensor:
 
 
 def without_spans(spans: dict[str, Tensor]) -> dict[str, Tensor]:
-    """``spans`` without any span."""
+    """``spans``, emptied."""
     return {name: values[:0] for name, values in spans.items()}
 
 
 def stacked(masked: Tensor, context: Tensor, pad: int) -> Tensor:
-    """Both batches of ids ``(B, T')`` and ``(B, T)`` below each other, right-padded, for one forward pass."""
+    """Two batches of ids ``(B, T')`` and ``(B, T)``, stacked and right-padded for one forward pass."""
     width = max(masked.size(1), context.size(1))
     stack = masked.new_full((2 * len(masked), width), pad)
     stack[: len(masked), : masked.size(1)] = masked

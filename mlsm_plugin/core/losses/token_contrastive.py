@@ -1,4 +1,4 @@
-"""The TACO loss, and the tokens that it compares: positives nearby, negatives in other sequences.
+"""The TACO loss, and the draw of the tokens that it compares: positives nearby, negatives in other sequences.
 
 Fu et al., "Contextual Representation Learning beyond Masked Language Modeling", ACL 2022.
 """
@@ -18,10 +18,10 @@ ANCHORS = ("all", "unmasked", "masked")
 
 @dataclass(frozen=True)
 class Contrast:
-    """What the tokens of a batch are compared with; ValueError if a value is out of range."""
+    """Which tokens of a batch are compared with each other; ValueError if a value is out of range."""
 
     positive_window: int = 5  # W; a positive is less than W tokens from its anchor
-    negatives: int = 50  # K; number of tokens of other sequences that each anchor is compared with
+    negatives: int = 50  # K; number of tokens of other sequences to compare each anchor with
     anchors: str = "all"  # tokens that are anchors: all, masked or unmasked
 
     def __post_init__(self) -> None:
@@ -36,12 +36,12 @@ class Contrast:
             raise ValueError(f"anchors must be all, masked or unmasked, got {self.anchors}")
 
     def anchors_in(self, valid: Tensor, masked: Tensor) -> Tensor:
-        """The anchors ``(B, T)`` among the tokens that may be compared, bool as both arguments."""
+        """The anchors ``(B, T)`` among the ``valid`` tokens; bool, like both arguments."""
         return {"all": valid, "masked": valid & masked, "unmasked": valid & ~masked}[self.anchors]
 
 
 def generator_of(*numbers: int, device: torch.device | str = "cpu") -> torch.Generator:
-    """A source of randomness that depends on these whole numbers only; they are not negative."""
+    """A random generator that depends only on ``numbers``, whole numbers from 0 on."""
     (state,) = np.random.SeedSequence(numbers).generate_state(1, np.uint64)
     return torch.Generator(device).manual_seed(int(state >> np.uint64(1)))
 
@@ -75,8 +75,8 @@ def sample_pairs(
         window: limit of the distance, at least 2.
         num_negatives: K, at least 1.
         generator: source of randomness, on the device of ``valid``.
-        pool_size: number of valid tokens in a pool to draw the negatives from, in which those of the batch follow each
-            other; None: draw from the batch.
+        pool_size: number of valid tokens in a pool to draw the negatives from, which contains the batch's valid tokens
+            in one piece; None: draw from the batch.
         first: index in the pool of the first valid token of the batch.
 
     Returns:
@@ -87,7 +87,7 @@ def sample_pairs(
         raise ValueError(f"expected valid (B, T) bool, got {tuple(valid.shape)} {valid.dtype}")
     if window < 2 or num_negatives < 1:
         raise ValueError(f"expected window >= 2 and num_negatives >= 1, got {window} and {num_negatives}")
-    flat = valid.flatten().nonzero().squeeze(1)  # (N,), the valid tokens of one sequence after the other
+    flat = valid.flatten().nonzero().squeeze(1)  # (N,), the valid tokens, sequence by sequence
     counts = valid.sum(dim=1)
     starts = counts.cumsum(0) - counts + first  # index of each sequence in the pool
     nearby = _draw_nearby(valid, window, generator)
@@ -106,7 +106,7 @@ def _draw(number: Tensor, shape: torch.Size, generator: torch.Generator) -> Tens
 
 
 def _draw_nearby(valid: Tensor, window: int, generator: torch.Generator) -> Tensor:
-    """Draw the positive of each token, as a number among the valid tokens of its sequence: (B, T), -1 for none."""
+    """Draw the positive of each token, (B, T), as an index into the valid tokens of its sequence; -1 for none."""
     before = F.pad(valid.cumsum(dim=1), (1, 0))  # (B, T + 1): number of valid tokens before each
     position = torch.arange(valid.size(1), device=valid.device)
     lowest = before[:, (position - window + 1).clamp(min=0)]
@@ -122,7 +122,7 @@ def _draw_nearby(valid: Tensor, window: int, generator: torch.Generator) -> Tens
 def _draw_others(
     valid: Tensor, starts: Tensor, counts: Tensor, pool_size: int, num_negatives: int, generator: torch.Generator
 ) -> Tensor:
-    """Draw the negatives of each token as indices into the pool, where the sequences have ``starts``; -1 for none."""
+    """Draw the negatives of each token as indices into the pool, where sequences begin at ``starts``; -1 for none."""
     starts = starts[:, None, None]
     counts = counts[:, None, None]
     drawn = _draw(pool_size - counts, torch.Size((*valid.shape, num_negatives)), generator)
@@ -131,10 +131,10 @@ def _draw_others(
 
 
 class ContrastiveTerms(NamedTuple):
-    """The loss, and what is logged with it: ``(a,)`` one value for each anchor, without gradient."""
+    """The loss, and figures to log: ``(a,)`` a value for each anchor, without gradient."""
 
     loss: Tensor  # InfoNCE in nats, summed, float32 scalar with gradient
-    losses: Tensor  # that of each anchor
+    losses: Tensor  # loss of each anchor
     correct: Tensor  # whether its positive is nearer than all negatives, bool
     positive_cosine: Tensor  # cosine of an anchor and its positive
     negative_cosine: Tensor  # mean cosine of an anchor and its negatives
@@ -161,8 +161,8 @@ def contrastive_terms(
         positive, negative: ``(B, T)`` and ``(B, T, K)``, as :func:`sample_pairs` makes them. A token without a positive
             or without negatives is not an anchor.
         temperature: a positive number.
-        keys: ``(m, d)`` unit vectors, without gradient, that ``positive`` and ``negative`` index; None: those of
-            ``semantics``.
+        keys: ``(m, d)`` unit vectors without gradient, which ``positive`` and ``negative`` index; None: ``semantics``,
+            divided by their norms.
     """
     shape = semantics.shape[:2]
     if semantics.dim() != 3 or not shape == anchors.shape == positive.shape == negative.shape[:2]:
@@ -194,14 +194,14 @@ def _norms(vectors: Tensor) -> Tensor:
 
 def _cosines(anchor: Tensor, keys: Tensor, candidates: Tensor) -> Tensor:
     """The products of each anchor (a, d) with its keys, ``(a, 1 + K)``, without gathering the keys in memory."""
-    with torch.enable_grad():  # they are the derivatives of weighted sums of the keys by the weights
+    with torch.enable_grad():  # the products are the derivatives of weighted sums of the keys by the weights
         weights = keys.new_zeros(candidates.shape, requires_grad=True)
         sums = F.embedding_bag(candidates, keys, per_sample_weights=weights, mode="sum")
         return torch.autograd.grad(sums, weights, anchor)[0]
 
 
 class _InfoNce(torch.autograd.Function):
-    """Computes the gradient in the forward pass; no (n, K, d) tensor is ever made."""
+    """Computes the gradient in the forward pass, without ever making an (n, K, d) tensor."""
 
     @staticmethod
     def forward(

@@ -1,13 +1,13 @@
-"""Large tensors without page faults: glibc keeps the memory of freed ones for the next.
+"""Large tensors without page faults: glibc reuses the memory of freed tensors.
 
 By default glibc maps memory for each block above 32 MB, and unmaps it when the block is freed. The logits of 30,000
-pieces are 150 MB, and each training step then waits until the kernel has cleared that memory: a fifth of the step.
+pieces are 150 MB. Each training step then waits until the kernel has cleared that memory, for a fifth of its time.
 """
 
 import ctypes
 import os
 
-# of malloc.h
+# constants of malloc.h
 M_TRIM_THRESHOLD = -1
 M_MMAP_THRESHOLD = -3
 M_MMAP_MAX = -4
@@ -16,9 +16,9 @@ NEVER = -1  # give the free end of the heap back
 
 
 def keep_freed_memory() -> bool:
-    """Let glibc keep freed blocks of up to 1 GiB for this process, until it ends; whether it does.
+    """Let glibc keep freed blocks of up to 1 GiB until this process ends; True if glibc now does.
 
-    The process then keeps the largest amount of memory that it ever used. Nothing changes where the user has chosen
+    The process then keeps the largest amount of memory that it ever used. Nothing changes if the user has decided
     (``MALLOC_*``, ``GLIBC_TUNABLES``), with another allocator (such as jemalloc in ``LD_PRELOAD``), or without glibc.
     """
     if _user_has_chosen() or not _allocates_with_glibc():
@@ -36,7 +36,7 @@ def _user_has_chosen() -> bool:
 
 
 def _allocates_with_glibc() -> bool:
-    """Whether ``malloc`` of this process is that of glibc."""
+    """Whether this process uses glibc's ``malloc``."""
     try:
         is_glibc = str(os.confstr("CS_GNU_LIBC_VERSION")).startswith("glibc")
         libc = ctypes.CDLL("libc.so.6")

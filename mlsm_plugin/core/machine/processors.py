@@ -1,33 +1,33 @@
-"""Threads on a machine that others use, too: how long they wait actively, and how busy its cores are.
+"""Threads on a shared machine: how long they spin while they wait, and how busy the cores are.
 
-The threads of OpenMP spin while they wait for each other. Where another process keeps a core busy, one of them is not
-running, and the others spin for whole time slices of the kernel: a small layer then takes ten times as long as on one
-thread.
+OpenMP's threads spin while they wait for each other. If another process keeps a core busy, one thread does not run, and
+the others spin for whole time slices of the kernel. A small layer then takes ten times as long as on one thread.
 """
 
 import os
 import time
 from pathlib import Path
 
-# Less costs time on an idle machine, more costs it beside a busy core (docs/speed.md); libgomp's own number is 300,000.
+# Fewer spins cost time on an idle machine, more spins cost time if a core is busy (docs/speed.md). libgomp's default is
+# 300,000.
 SPINS = "4000"
-CHOICES = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")  # environment variables with which a user decides
+CHOICES = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")  # environment variables by which the user decides
 STATISTICS = Path("/proc/stat")
 SECONDS_TO_LOOK = 0.2
-BUSY = 0.5  # cores that others use, from which on spinning costs more than it gains
+BUSY = 0.5  # number of cores busy with others above which spinning costs more than it gains
 
 
 def wait_briefly() -> None:
-    """Let waiting threads of this process and its children sleep after :data:`SPINS` turns, unless the user decides.
+    """Let waiting threads of this process and its children sleep after :data:`SPINS` spins, unless the user decides.
 
-    OpenMP reads this when torch is imported; afterwards only new processes are concerned.
+    OpenMP reads this when torch is imported; a later call only affects new processes.
     """
     if not waits_as_chosen():
         os.environ["GOMP_SPINCOUNT"] = SPINS
 
 
 def waits_as_chosen() -> bool:
-    """Whether the environment says how long threads spin."""
+    """Whether the user's environment decides how long threads spin."""
     return any(name in os.environ for name in CHOICES)
 
 
@@ -37,7 +37,7 @@ def usable_cores() -> int:
 
 
 def cores_busy_with_others(seconds: float = SECONDS_TO_LOOK) -> float:
-    """How many of the usable cores other processes keep busy, on average; 0 where Linux does not say."""
+    """The mean number of usable cores that other processes keep busy; 0 if the system does not report it."""
     before = _seconds_of_cores()
     used_before = time.process_time()
     begin = time.perf_counter()
@@ -56,7 +56,7 @@ def _usable() -> set[int]:
 
 
 def _seconds_of_cores() -> list[float]:
-    """The seconds that each usable core has not been idle; empty where Linux does not say."""
+    """The seconds that each usable core has been busy; empty if the system does not report them."""
     try:
         lines = STATISTICS.read_text(encoding="utf-8").splitlines()
     except OSError:

@@ -1,1 +1,1 @@
-"""What is masked: spans, words, shares; tensors and arrays in, out."""
+"""Masking of spans, words and shares of a text, on tensors and arrays."""

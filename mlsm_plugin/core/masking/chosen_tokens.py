@@ -1,4 +1,4 @@
-"""The tokens of a batch that a step computes, in tensors whose shapes are known before the batch is looked at."""
+"""The tokens of a batch that a step computes, in tensors whose shapes do not depend on the content of the batch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ROUNDED_TO = 64  # the sizes of a compiled step
 
 
 class ChosenTokens(NamedTuple):
-    """Tokens of a batch ``(B, T)``. Where there is more room than chosen tokens, others follow them."""
+    """Chosen tokens of a batch ``(B, T)``. Spare room after them is filled with other tokens."""
 
     flat: Tensor  # (N,) places in the flattened batch, in order
     places: Tensor  # (B, M) positions of the chosen tokens of each sample, in order
@@ -20,9 +20,9 @@ class ChosenTokens(NamedTuple):
 
     @classmethod
     def of(cls, chosen: Tensor, sizes: Sequence[int] | None = None) -> ChosenTokens:
-        """From ``(B, T)`` bool and what :func:`chosen_sizes` gives.
+        """From ``chosen``, ``(B, T)`` bool, and the result of :func:`chosen_sizes`.
 
-        Without sizes there is no further room, and on a GPU this waits for the numbers of tokens.
+        Without sizes there is no spare room, and on a GPU this waits for the numbers of tokens.
         """
         if sizes is None:
             counts = chosen.sum(dim=1).tolist()
@@ -35,11 +35,11 @@ class ChosenTokens(NamedTuple):
 
 
 def chosen_sizes(counts: Sequence[int], lengths: Sequence[int], share: float | None = None) -> tuple[int, int, int]:
-    """How many tokens of a batch are chosen, and the sizes M and N for them, which are at least 1.
+    """The number of chosen tokens of a batch, and the sizes M and N for them, at least 1 each.
 
-    ``counts`` are the numbers of chosen tokens of the samples, and ``lengths`` those of all tokens. With the ``share``
-    of the tokens that is chosen on average, nearly all batches of one shape get the same sizes, so that a compiled step
-    need not be compiled again: there is room for five standard deviations more.
+    ``counts`` holds the number of chosen tokens of each sample, and ``lengths`` the number of all its tokens. ``share``
+    is the mean share of tokens that are chosen. With it, the sizes have room for five standard deviations more, so
+    nearly all batches of one shape get the same sizes, and a compiled step is not compiled again.
     """
     chosen = sum(counts)
     most = max([1, *counts])
@@ -50,6 +50,6 @@ def chosen_sizes(counts: Sequence[int], lengths: Sequence[int], share: float | N
 
 
 def _room(share: float, tokens: int, needed: int) -> int:
-    """Room for the ``needed`` tokens, or for those that may be expected if more, rounded up; at most ``tokens``."""
+    """Room for the ``needed`` tokens, or for as many as can be expected if that is more; at most ``tokens``."""
     expected = share * tokens
     return min(tokens, ROUNDED_TO * math.ceil(max(expected + 5 * math.sqrt(expected), needed) / ROUNDED_TO))

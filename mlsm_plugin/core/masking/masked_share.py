@@ -1,4 +1,4 @@
-"""What replaces masked tokens, and a check that as much of a text is masked as was asked for."""
+"""The replacement of masked tokens, and a check that as much of a text is masked as requested."""
 
 import logging
 from collections.abc import Iterable
@@ -11,17 +11,17 @@ logger = logging.getLogger(__name__)
 
 ENOUGH_TOKENS = 10_000
 MOST_SAMPLES = 1000
-FEWEST_MASKS = 200  # expected ones; with fewer, chance alone may leave too little
-# of what should be masked or usable
+FEWEST_MASKS = 200  # expected masks; with fewer, chance alone may leave too few
+# shares of what should be masked or usable
 ENOUGH = 0.5  # less is a warning
 LEAST = 0.1  # less is an error
 
 
 @dataclass(frozen=True, kw_only=True)
 class MaskReplacement:
-    """BERT's: a masked token stays as it is, becomes a random one, or else ``<mask>``.
+    """BERT's replacement: a masked token stays as it is, becomes a random token, or else ``<mask>``.
 
-    ValueError if the two shares of the masked tokens are negative, or together above 1.
+    ValueError if one of the two shares is negative, or their sum is above 1.
     """
 
     leave_unmasked_prob: float = 0.1
@@ -37,7 +37,7 @@ class MaskReplacement:
     def written(
         self, ids: np.ndarray, masked: np.ndarray, rng: np.random.Generator, *, mask: int, cumulative: np.ndarray
     ) -> np.ndarray:
-        """``ids`` (T,) with the ``masked`` ones (T,) changed; ``cumulative`` (V,) is the distribution of random ids."""
+        """``ids`` (T,), replaced where ``masked`` (T,) bool; ``cumulative`` (V,) is the distribution of random ids."""
         fate = rng.random(len(ids))
         replaced = masked & (fate < self.random_token_prob)
         hidden = masked & (fate >= self.random_token_prob + self.leave_unmasked_prob)
@@ -47,7 +47,7 @@ class MaskReplacement:
 
 
 def samples_to_look_at(number: int) -> list[int]:
-    """Numbers of samples from all parts of a dataset of ``number`` samples, in mixed order."""
+    """Indices of samples from all parts of a dataset of ``number`` samples, in random order."""
     places = np.unique(np.linspace(0, max(number - 1, 0), min(number, MOST_SAMPLES)).astype(int))
     return np.random.default_rng(0).permutation(places).tolist()
 
@@ -55,11 +55,11 @@ def samples_to_look_at(number: int) -> list[int]:
 def check_masked_share(
     name: str, counts: Iterable[tuple[SupportsInt, SupportsInt]], asked: float, *, remedy: str
 ) -> None:
-    """Check that a text is masked about as much as asked for; warn below half of that, ValueError below a tenth.
+    """Check that a text is masked about as much as requested; warn below half of that, ValueError below a tenth.
 
-    ``counts`` are, of samples, the number of masked tokens and that of all tokens but special ones, of which the share
-    ``asked`` should be masked. As many are read as it takes to judge; a text of which fewer than 200 tokens were to be
-    masked is not judged.
+    ``counts`` yields for each sample the numbers of masked tokens and of all tokens that are not special. The share
+    ``asked`` of the latter should be masked. Reading stops when the counts suffice. A text is not judged if fewer than
+    200 of its tokens should be masked.
     """
     masked = content = 0
     for masked_of_sample, content_of_sample in counts:
@@ -73,10 +73,10 @@ def check_masked_share(
 
 
 def check_usable_share(needed: str, counts: Iterable[tuple[SupportsInt, SupportsInt]], *, remedy: str) -> None:
-    """Check that most of what an objective learns from has what it needs; warn below half, ValueError below a tenth.
+    """Check that an objective can use most items of a text; warn below half, ValueError below a tenth.
 
-    ``counts`` are, of samples or batches, the number of those that have it and that of all, of which as many are read
-    as it takes to judge. ``needed`` names both in the message: ``tokens of train have a code``.
+    ``counts`` yields for each sample or batch the numbers of usable and of all items; reading stops when they suffice.
+    ``needed`` describes usable items in the message: ``tokens of train have a code``.
     """
     usable = total = 0
     for usable_of_sample, total_of_sample in counts:
@@ -89,7 +89,7 @@ def check_usable_share(needed: str, counts: Iterable[tuple[SupportsInt, Supports
 
 
 def _judge(share: float, message: str) -> None:
-    """Warn if a share is less than half of what it should be, ValueError if it is less than a tenth."""
+    """Warn if ``share`` is less than a half; raise ValueError if it is less than a tenth."""
     if share < LEAST:
         raise ValueError(message)
     if share < ENOUGH:

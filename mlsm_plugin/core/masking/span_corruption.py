@@ -27,7 +27,7 @@ class SpanNoise:
 
     noise_density: float = 0.15  # share of the tokens that becomes noise
     mean_span_length: float = 3.0  # in tokens
-    rotate: bool = False  # roll the pattern by a random offset, so that noise can also come first, and text last
+    rotate: bool = False  # rotate the pattern by a random offset, so that noise may come first, and text last
     closing_sentinel: bool = False  # end every target in a sentinel; otherwise only if the text does not end in noise
 
     def __post_init__(self) -> None:
@@ -38,7 +38,7 @@ class SpanNoise:
 
     @property
     def further_sentinels(self) -> int:
-        """How many sentinels a target may need in addition to one for each drawn span (rolling may cut one in two)."""
+        """Sentinels that a target may need beyond one for each drawn span (rotation may cut a span in two)."""
         return int(self.rotate) + int(self.closing_sentinel)
 
     def counts(self, length: int, num_sentinels: int) -> tuple[int, int]:
@@ -57,9 +57,9 @@ class SpanNoise:
             raise ValueError(f"at least {self.further_sentinels + 1} sentinels are needed, got {num_sentinels}")
 
     def check_lengths(self, lengths: Sequence[int], num_sentinels: int, name: str) -> None:
-        """Warn if the noise of texts of these ``lengths`` has far fewer spans than asked for, for want of sentinels.
+        """Warn if texts of these ``lengths`` get less than half of their noise spans, since sentinels are too few.
 
-        ValueError if they have less than a tenth of these spans. ``name`` is of the texts.
+        ValueError if they get less than a tenth. ``name`` describes the texts.
         """
         spans = (self.counts(length, num_sentinels)[1] for length in lengths)
         expected = (self.counts(length, length + self.further_sentinels)[1] for length in lengths)
@@ -67,13 +67,13 @@ class SpanNoise:
         check_usable_share(f"noise spans of {name} have a sentinel", zip(spans, expected, strict=True), remedy=remedy)
 
     def lengths(self, length: int, num_sentinels: int) -> tuple[int, int]:
-        """The maximum lengths, EOS included, of source and target of a text of ``length`` tokens."""
+        """The maximum lengths, with EOS, of source and target of a text of ``length`` tokens."""
         noise, spans = self.counts(length, num_sentinels)
         cut = int(self.rotate and noise > 1)
         return length - noise + spans + cut + 1, noise + spans + self.further_sentinels + 1
 
     def text_length(self, source_length: int, num_sentinels: int) -> int:
-        """The longest text whose source has at most ``source_length`` tokens, EOS included; ValueError: less than 2."""
+        """The longest text whose source has at most ``source_length`` tokens, with EOS; ValueError if less than 2."""
         too_long = max(2, int((source_length + 1) / (1 - self.noise_density)) + 1)
         longer = bisect_right(
             range(too_long), source_length, lo=2, key=lambda length: self.lengths(length, num_sentinels)[0]
@@ -136,9 +136,9 @@ def _rolled(begins: np.ndarray, lengths: np.ndarray, length: int, offset: int) -
 def _without(
     begins: np.ndarray, lengths: np.ndarray, known: np.ndarray, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The spans without their unknown tokens: the longest runs of known tokens in them, no more than there were spans.
+    """The spans without unknown tokens: the longest runs of known tokens in them, at most as many as there were spans.
 
-    If they hold no known token, one becomes noise, provided that the text has any.
+    If they hold no known token, a random known token of the text becomes noise, if there is any.
     """
     noise = _covered(begins, lengths, len(known)) & known
     if not noise.any() and known.any():
@@ -151,7 +151,7 @@ def _without(
 
 
 def _covered(begins: np.ndarray, lengths: np.ndarray, number: int) -> np.ndarray:
-    """Which of ``number`` tokens are in a span, ``(number,)`` bool."""
+    """Whether each of ``number`` tokens is in a span, ``(number,)`` bool."""
     edges = np.zeros(number + 1, np.int8)
     edges[begins] += 1
     edges[begins + lengths] -= 1
@@ -179,16 +179,16 @@ def corrupt_spans(
     Of n tokens, round(n x noise_density) become noise (at least 1, at most n - 1), in round(noise / mean_span_length)
     spans (at least 1, at most the number of noise tokens, of other tokens, or of sentinels). Noise and text are each
     cut into this number of segments, all ways equally likely. The segments alternate, and text comes first. ValueError
-    if the text is too short, has no ids or contains a sentinel, or there are too few sentinels, or not distinct ones.
+    if the text is too short, is not ids, or contains a sentinel, or the sentinels are too few or not distinct.
 
     Args:
         tokens: ids ``(n,)``, without EOS; n is 2 or more.
         noise_density, mean_span_length, rotate, closing_sentinel: fields of :class:`SpanNoise`.
         sentinels: ids of the sentinels, used in order; the text must not contain them.
-        word_begins: bool ``(n,)``, which tokens begin words. Only whole words then become noise, and the density counts
-            words. None: the density counts tokens.
-        unk: id of unknown tokens, or ids of these and of special ones. They never become noise: a span that would hold
-            some is cut there, and of the parts as many are kept as there were spans, the longest. None: there are none.
+        word_begins: bool ``(n,)``, whether each token begins a word. Only whole words then become noise, and the
+            density counts words. None: the density counts tokens.
+        unk: id of unknown tokens, or ids of unknown and special tokens. They never become noise: spans are cut at them,
+            and the longest parts are kept, as many as there were spans. None: there are none.
     """
     noise = SpanNoise(noise_density, mean_span_length, rotate, closing_sentinel)
     tokens = checked_ids(tokens, "the text")
@@ -220,7 +220,7 @@ def _written(
     marked[begins] = marks[:spans]
     source = np.append(marked[kept], eos)
 
-    # without its last tokens, which are unknown, a span may end before the text, and leave no sentinel to say so
+    # a span that lost unknown tokens at the end of the text may need a closing sentinel when none is left
     closes = (closing or not noise[-1]) and spans < len(marks)
     target = np.empty(int(lengths.sum()) + spans + closes + 1, np.int64)
     is_mark = np.zeros(len(target), bool)
@@ -235,7 +235,7 @@ def _written(
 
 
 def filler_places(target: ArrayLike, *, sentinels: Sequence[int] | np.ndarray, eos: int) -> dict[int, range]:
-    """Where the tokens after each sentinel are in a target, up to the next sentinel or EOS.
+    """The places in a target of the tokens after each sentinel, up to the next sentinel or EOS.
 
     If a sentinel occurs twice, its first place counts.
     """
@@ -252,10 +252,10 @@ def filler_places(target: ArrayLike, *, sentinels: Sequence[int] | np.ndarray, e
 def filled(
     source: Sequence[int], target: Sequence[int], scores: Sequence[float], *, sentinels: Sequence[int], eos: int
 ) -> tuple[list[int], list[tuple[int, list[int], float]]]:
-    """The ids of a source, without EOS, in which a target's fillers replace the sentinels; and these fillers.
+    """The ids of a source, without EOS, with a target's fillers in place of the sentinels; and these fillers.
 
-    A filler is its sentinel, its ids, and the mean score of both; ``scores`` are log-probabilities of the target's
-    tokens, in nats. Without its sentinel in the target, a filler is empty and has the score -inf.
+    A filler is its sentinel, its ids, and their mean score; ``scores`` are log-probabilities of the target's tokens, in
+    nats. If its sentinel is not in the target, a filler is empty and its score is -inf.
     """
     places = filler_places(target, sentinels=sentinels, eos=eos)
     fillers = []
@@ -272,10 +272,10 @@ def filled(
 
 
 def collate_spans(pairs: Sequence[tuple[np.ndarray, np.ndarray]], *, pad: int, eos: int) -> dict[str, Tensor]:
-    """Make a batch of sources and targets, as :func:`corrupt_spans` makes them, padded at the end.
+    """Make a right-padded batch of sources and targets of :func:`corrupt_spans`.
 
-    It has ``source`` (B, S), ``target`` (B, T) and ``decoder_input`` (B, T), the target shifted by one place, beginning
-    with ``eos``; all int64.
+    It has ``source`` (B, S), ``target`` (B, T) and ``decoder_input`` (B, T), which is the target shifted by one place
+    and begins with ``eos``; all int64.
     """
     return {
         "source": padded((source for source, _ in pairs), pad),
@@ -285,7 +285,7 @@ def collate_spans(pairs: Sequence[tuple[np.ndarray, np.ndarray]], *, pad: int, e
 
 
 def padded(rows: Iterable[ArrayLike], pad: int) -> Tensor:
-    """Whole numbers ``(T_i,)`` in one tensor ``(B, T)`` int64, padded at the end; it has one column or more."""
+    """Rows of whole numbers ``(T_i,)`` as a right-padded tensor ``(B, T)`` int64, with at least one column."""
     tensors = [torch.from_numpy(np.asarray(row, np.int64)) for row in rows]
     result = torch.nn.utils.rnn.pad_sequence(tensors, batch_first=True, padding_value=pad)
     return result if result.size(1) else result.new_full((len(result), 1), pad)
@@ -294,9 +294,9 @@ def padded(rows: Iterable[ArrayLike], pad: int) -> Tensor:
 class SpanCorruptionCollator:
     """A ``collate_fn`` for ``torch.utils.data.DataLoader`` that turns texts into a batch of :func:`collate_spans`.
 
-    Every batch gets new spans. They depend on torch's random numbers, which torch seeds in each loader process, so that
+    Every batch gets new spans, drawn from torch's random numbers. torch seeds them in each loader process, so
     ``torch.manual_seed`` makes them repeatable. ``sentinels``, ``eos`` and ``unk`` are as for :func:`corrupt_spans`.
-    ValueError if two of these ids and ``pad`` are the same, or there are too few sentinels.
+    ValueError if two of these ids and ``pad`` are equal, or there are too few sentinels.
     """
 
     def __init__(
@@ -318,15 +318,15 @@ class SpanCorruptionCollator:
         self._unknown_is_said = False
 
     def __call__(self, texts: Sequence[ArrayLike | Mapping[str, ArrayLike]]) -> dict[str, Tensor]:
-        """Make a batch of ``texts``, as :meth:`pairs` takes them."""
+        """Make a batch of ``texts``; see :meth:`pairs`."""
         return collate_spans(self.pairs(texts), pad=self.pad, eos=self.eos)
 
     def pairs(self, texts: Sequence[ArrayLike | Mapping[str, ArrayLike]]) -> list[tuple[np.ndarray, np.ndarray]]:
         """The source and the target of each text, with new spans; see :func:`corrupt_spans`.
 
         A text is its ids ``(n_i,)``, or a mapping with these as ``input_ids``. Padding around it and EOS at its end are
-        left out. A warning says once that a text has no known token. ValueError if a text has padding within, has fewer
-        than 2 other ids, or contains a sentinel, or the ``attention_mask`` of a mapping leaves out text.
+        removed. Warns once about a text without known tokens. ValueError if a text has padding inside, has fewer than 2
+        other ids, or contains a sentinel, or the ``attention_mask`` of a mapping leaves out text.
         """
         rng = np.random.default_rng(int(torch.randint(2**63 - 1, ())))
         id_rows = [self._text(text) for text in texts]
@@ -350,7 +350,7 @@ class SpanCorruptionCollator:
         ]
 
     def _warn_of_unknown(self, texts: Sequence[np.ndarray]) -> None:
-        """Log a warning, once, of a text without a token that can become noise."""
+        """Warn once about a text without a token that can become noise."""
         if self.unk is None or self._unknown_is_said:
             return
         for ids in texts:

@@ -36,14 +36,15 @@ def sample_spans(
 ) -> list[tuple[int, int, int]]:
     """Draw the spans to mask in a group of sequences; each also occurs in another sequence of the group.
 
-    A span begins where a word begins, ends where a word ends, and contains no special token. Punctuation at the end of
-    a word ("end" + ".") is a word of its own, and so is each token of a word that is longer than a span may be. First a
-    length is drawn, then a span uniformly from the remaining spans of this length; if there is none, from those of the
-    next shorter length. Spans do not overlap, and a span of several tokens does not begin with sentence punctuation.
+    A span begins at the beginning of a word, ends at the end of a word, and contains no special token. Punctuation at
+    the end of a word ("end" + ".") is a word of its own, and so is each token of a word longer than a span may be.
+    First a length is drawn, then a span uniformly from the remaining spans of this length, or else of the next shorter
+    length. Spans do not overlap, and a span of several tokens does not begin with sentence punctuation.
     :class:`SpanRules` defines the rest. All spans together hold at most ``mask_prob`` of the tokens that are not
     special (Min et al., "Nonparametric Masked Language Modeling", 2022, section 3.2).
 
-    From the ids of each sequence, ``(T_i,)``, and the classes of all ids to (sequence, start, length), in order.
+    ``sequences`` holds the ids of each, ``(T_i,)``; ``pieces`` the classes of all ids. Returns (sequence, start,
+    length) of each span, in order.
     """
     lengths = np.array([len(sequence) for sequence in sequences], np.int64)
     if lengths.sum() == 0:
@@ -71,7 +72,7 @@ class _Text:
 
 
 def _repeated_ngrams(text: _Text, max_length: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """For n = 1, 2, ...: the starts and the numbers of the n-grams that occur in several sequences."""
+    """For n = 1, 2, ...: the starts of the n-grams that occur in several sequences, and a number for each n-gram."""
     starts = np.flatnonzero(text.begins)
     keys = text.tokens[starts]
     for length in range(1, max_length + 1):
@@ -96,7 +97,7 @@ def _repeated_ngrams(text: _Text, max_length: int) -> Iterator[tuple[np.ndarray,
         goes_on = (text.sequence[starts + length] == text.sequence[starts]) & ~text.special[starts + length]
         starts = starts[goes_on]
         number = number[goes_on]
-        # an n-gram can only be repeated if its first n - 1 tokens are: it is their number and its last token
+        # an n-gram can only be repeated if its first n - 1 tokens are, so their number and the last token identify it
         keys = number * text.vocabulary + text.tokens[starts + length]
         order = np.argsort(starts, kind="stable")
         starts = starts[order]
@@ -106,7 +107,7 @@ def _repeated_ngrams(text: _Text, max_length: int) -> Iterator[tuple[np.ndarray,
 def _queues(
     text: _Text, pieces: PieceClasses, rules: SpanRules, rng: np.random.Generator
 ) -> list[list[tuple[int, int]]]:
-    """For each length, the start of each span that may be masked and the number of its n-gram, in random order."""
+    """For each length, the starts of the spans that may be masked and the numbers of their n-grams, shuffled."""
     queues = []
     for length, (starts, numbers) in enumerate(_repeated_ngrams(text, rules.max_length), start=1):
         order = rng.permutation(len(starts))
@@ -123,11 +124,11 @@ def _queues(
 def _choose(
     queues: list[list[tuple[int, int]]], text: _Text, budget: int, rules: SpanRules, rng: np.random.Generator
 ) -> list[tuple[int, int]]:
-    """(start, length) of spans that follow the rules. A span that cannot be taken now never can, and is dropped."""
+    """(start, length) of spans that follow the rules. A span that does not fit now never will, and is dropped."""
     chosen: list[tuple[int, int]] = []
     covered = bytearray(len(text.tokens))
     spans_of = [0] * (int(text.sequence[-1]) + 1)
-    masks: dict[tuple[int, int], int] = {}  # of each n-gram, by its length and number
+    masks: dict[tuple[int, int], int] = {}  # masked spans of each n-gram, by its length and number
 
     def take(length: int) -> bool:
         queue = queues[length - 1]
@@ -148,7 +149,7 @@ def _choose(
 
     shortest = 0  # the queues of all lengths up to this one are empty
     while budget > 0:
-        # a geometric length, given that it is above `shortest`, exceeds it by a geometric length again
+        # given that a geometric length is above `shortest`, the excess is geometric again
         while shortest < len(queues) and not queues[shortest]:
             shortest += 1
         if shortest >= min(len(queues), budget):
@@ -163,7 +164,7 @@ def _choose(
 
 @dataclass(frozen=True)
 class SpanMasking:
-    """How spans are drawn and written.
+    """How spans are drawn and replaced by masks.
 
     A span of one token becomes two masks; such spans are dropped if the sequence gets too long.
     """
@@ -173,7 +174,7 @@ class SpanMasking:
     start_mask: int  # these two ids replace a span
     end_mask: int
     pad: int
-    seed: int  # decides the spans of a group, together with the epoch and the number of the group
+    seed: int  # with the epoch and the number of a group, decides its spans
     single: bool = False  # mask and retrieve each token of a span separately; one start_mask replaces it
     max_length: int | None = None  # of a masked sequence
     context_masking_ratio: float = 0.0  # probability that the keys of a batch come from the masked sequences
@@ -194,7 +195,7 @@ def draw_spans(sequences: Sequence[np.ndarray], masking: SpanMasking, *, epoch: 
 
 
 def collate_groups(samples: list[dict[str, Any]], masking: SpanMasking) -> dict[str, Any]:
-    """A batch of groups, which :func:`draw_spans` made.
+    """A batch of groups from :func:`draw_spans`.
 
     Returns:
         a dict of ``net_input`` with the masked ``src_tokens`` (S, T') and ``src_lengths`` (S,) of the S sequences
@@ -236,7 +237,7 @@ def collate_groups(samples: list[dict[str, Any]], masking: SpanMasking) -> dict[
 def _write_masks(
     tokens: np.ndarray, spans: list[tuple[int, int]], masking: SpanMasking
 ) -> tuple[np.ndarray, list[tuple[int, int]]]:
-    """``tokens`` with masks in place of ``spans``, and the positions of the first and last mask of each span."""
+    """``tokens`` with masks in place of ``spans``, and the positions of each span's first and last mask."""
     masks = [masking.start_mask] if masking.single else [masking.start_mask, masking.end_mask]
     parts = []
     places = []
@@ -253,7 +254,7 @@ def _write_masks(
 def _fitting(
     spans: list[tuple[int, int, int]], sequences: Sequence[np.ndarray], masking: SpanMasking
 ) -> list[tuple[int, int, int]]:
-    """``spans`` without those of one token, from the last on, that would make a masked sequence too long."""
+    """Drop spans of one token, the last ones first, where they would make a masked sequence too long."""
     if masking.max_length is None or masking.single:
         return spans
     length = [len(tokens) for tokens in sequences]
@@ -269,7 +270,7 @@ def _fitting(
 
 
 def consecutive_groups(num_blocks: int, group_size: int, *, order: np.ndarray | None = None) -> list[np.ndarray]:
-    """Numbers of the blocks of each group: ``group_size`` consecutive blocks, in the given ``order`` if there is one.
+    """Block numbers of each group: ``group_size`` consecutive blocks, in ``order`` if it is not None.
 
     No group has only one block, unless there is only one block.
     """

@@ -1,4 +1,4 @@
-"""Ids that a user passes: whole numbers, those of padding left out, and special ones that differ from each other."""
+"""Check ids that a user passes: whole numbers, padding only at the ends, and distinct special ids."""
 
 from collections.abc import Mapping, Sequence
 
@@ -13,9 +13,9 @@ SENTINELS_REMEDY = (
 
 
 def checked_ids(values: ArrayLike, name: str) -> np.ndarray:
-    """The ids of a text, ``(n,)`` int64; ValueError unless they are whole numbers from 0 on. ``name`` is of the text.
+    """The ids of the text ``name``, ``(n,)`` int64; ValueError unless they are whole numbers from 0 on.
 
-    Fractions and strings are no ids, though numpy would turn them into some.
+    Fractions and strings are errors, although numpy would convert them.
     """
     ids = np.asarray(values)
     if ids.size == 0:
@@ -26,14 +26,14 @@ def checked_ids(values: ArrayLike, name: str) -> np.ndarray:
 
 
 def no_ids(name: str) -> ValueError:
-    """The error for a text that is something else than ids."""
+    """The error for a text that does not consist of ids."""
     return ValueError(f"{name} does not consist of token ids (whole numbers from 0 on)")
 
 
 def check_attention(ids: np.ndarray, attention_mask: ArrayLike, name: str) -> None:
-    """Raise ValueError if an ``attention_mask`` (n,) leaves out anything but padding of the ``ids`` (n,).
+    """Raise ValueError if an ``attention_mask`` (n,) excludes any of the ``ids`` (n,) except padding.
 
-    This package attends to all ids but padding, which is one id, around the text and never in it.
+    This package attends to all ids except padding, a single id that occurs only before and after the text.
     """
     attended = np.asarray(attention_mask)
     if attended.shape != ids.shape or not np.isin(attended, (0, 1)).all():
@@ -49,7 +49,7 @@ def check_attention(ids: np.ndarray, attention_mask: ArrayLike, name: str) -> No
 
 
 def check_padding(ids: np.ndarray, pad: int, name: str) -> None:
-    """Raise ValueError if padding stands before or between other ids (n,), where it would move or split the text."""
+    """Raise ValueError if padding comes before or between other ids (n,), where it would shift or split the text."""
     text = np.flatnonzero(ids != pad)
     if len(text) and text[-1] + 1 > len(text):
         raise ValueError(
@@ -59,7 +59,7 @@ def check_padding(ids: np.ndarray, pad: int, name: str) -> None:
 
 
 def check_largest_id(ids: np.ndarray, largest: int, name: str) -> None:
-    """Raise ValueError if one of the ids (n,) is larger than the ``largest`` that the tokenizer has."""
+    """Raise ValueError if an id in ``ids`` (n,) is above ``largest``, the largest id of the tokenizer."""
     if ids.max(initial=0) > largest:
         raise ValueError(
             f"{name} has the id {int(ids.max())}, but the tokenizer only has ids below {largest + 1}; pass the "
@@ -68,7 +68,7 @@ def check_largest_id(ids: np.ndarray, largest: int, name: str) -> None:
 
 
 def check_distinct(ids_of_roles: Mapping[str, int | None], *, remedy: str) -> None:
-    """Raise ValueError, which ends with the ``remedy``, if two roles have the same id; None: there is no such id."""
+    """Raise ValueError, ending with ``remedy``, if two roles have the same id; a role with id None does not exist."""
     role_of: dict[int, str] = {}
     for role, number in ids_of_roles.items():
         if number is None:
@@ -84,10 +84,10 @@ def checked_sentinels(
     *,
     unlearned: int | Sequence[int] | None = None,
 ) -> np.ndarray:
-    """The ids of sentinels, ``(n,)`` int64, that differ from each other and from ``others``, by role; else ValueError.
+    """The ids of sentinels, ``(n,)`` int64; ValueError unless they differ from each other and from ``others``.
 
-    ``unlearned`` are ids of unknown and of special tokens; None: there are none. A tokenizer gives the id of unknown
-    tokens for each sentinel that it does not have.
+    ``others`` holds ids by role. ``unlearned`` are ids of unknown and special tokens, or None. A tokenizer returns the
+    unknown token's id for each sentinel that it lacks.
     """
     ids = checked_ids(sentinels, "the list of sentinels")
     unusable = np.zeros(0, bool) if unlearned is None else np.isin(ids, unlearned)

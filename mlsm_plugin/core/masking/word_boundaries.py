@@ -12,7 +12,7 @@ import numpy as np
 
 logger = logging.getLogger(__name__)
 
-LONGEST_WORD = 10  # tokens; those of a longer word, as in a text without spaces, are words of their own
+LONGEST_WORD = 10  # tokens; each token of a longer word, as in text without spaces, counts as a word
 # marks of word boundaries in the vocabularies of tokenizers
 SENTENCEPIECE_BEGIN = "\u2581"
 BYTE_LEVEL_BEGIN = "\u0120"  # GPT-2's BPE
@@ -33,9 +33,9 @@ class PieceClasses:
 
     @classmethod
     def of_vocabulary(cls, pieces: Iterable[str], special: Iterable[int]) -> "PieceClasses":
-        """The classes of ``pieces``, which are in the order of their ids; ``special`` holds ids.
+        """The classes of ``pieces``, in the order of their ids; ``special`` holds ids.
 
-        ValueError if no piece has a mark of words as in SentencePiece, byte-level BPE, WordPiece or subword-nmt.
+        ValueError if no piece marks words as SentencePiece, byte-level BPE, WordPiece or subword-nmt do.
         """
         pieces = list(pieces)
         is_special = np.zeros(len(pieces), bool)
@@ -49,7 +49,7 @@ class PieceClasses:
 
 
 def _marked_words(pieces: list[str], special: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Which pieces begin words and which end words, whatever their neighbours are: bool ``(V,)`` each."""
+    """Whether each piece begins a word, and whether it ends one, whatever its neighbours: bool ``(V,)`` each."""
     nothing = np.zeros(len(pieces), bool)
     marked = {
         SENTENCEPIECE_BEGIN: [piece.startswith(SENTENCEPIECE_BEGIN) for piece in pieces],
@@ -57,11 +57,11 @@ def _marked_words(pieces: list[str], special: np.ndarray) -> tuple[np.ndarray, n
         WORDPIECE_GOES_ON: [piece.startswith(WORDPIECE_GOES_ON) and len(piece) > 2 for piece in pieces],
         BPE_GOES_ON: [piece.endswith(BPE_GOES_ON) and len(piece) > 2 for piece in pieces],
     }
-    # a few pieces can look like those of another kind: \u0120 is also a letter of Maltese
+    # a few pieces can look as if they had another kind of mark: \u0120 is also a letter of Maltese
     mark = max(marked, key=lambda mark: sum(marked[mark]))
     has_mark = np.array(marked[mark], bool)
     if has_mark.any():
-        if mark == BYTE_LEVEL_BEGIN:  # does not mark the first word of a text: a piece after a special token begins one
+        if mark == BYTE_LEVEL_BEGIN:  # unmarked at the start of a text: a piece after a special token begins a word
             return has_mark, special
         if mark == WORDPIECE_GOES_ON:
             return ~has_mark & ~special, nothing
@@ -73,7 +73,7 @@ def _marked_words(pieces: list[str], special: np.ndarray) -> tuple[np.ndarray, n
 
 
 def without_marks(piece: str) -> str:
-    """A piece without what says where its word begins or goes on."""
+    """A piece without the mark for the beginning or continuation of its word."""
     for mark in (SENTENCEPIECE_BEGIN, BYTE_LEVEL_BEGIN):
         piece = piece.replace(mark, "")
     if len(piece) > 2:
@@ -84,18 +84,18 @@ def without_marks(piece: str) -> str:
 def word_boundaries(
     tokens: np.ndarray, sequence: np.ndarray, pieces: PieceClasses, *, longest: int = LONGEST_WORD
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Which tokens begin a word and which end a word, as bool arrays ``(N,)``; special tokens do neither.
+    """Whether each token begins a word, and whether it ends one: bool ``(N,)`` each; special tokens do neither.
 
     Args:
-        tokens, sequence: the ids of all sequences, concatenated, and the number of the sequence of each, ``(N,)``.
+        tokens, sequence: the concatenated ids of all sequences, and the number of each token's sequence, ``(N,)``.
         pieces: the classes of all ids. If they mark the ends of words, every sequence begins with a new word.
-        longest: each token of a word that has more tokens counts as a word of its own.
+        longest: each token of a word with more tokens than this counts as a word of its own.
     """
     special = pieces.special[tokens]
     first = np.append(True, sequence[1:] != sequence[:-1])
     behind_an_end = np.append(True, pieces.ends_word[tokens[:-1]]) | first if pieces.ends_word.any() else False
     begins = (pieces.begins_word[tokens] | behind_an_end) & ~special
-    # punctuation is a word of its own if nothing but punctuation comes before the next beginning of a word, or the end
+    # punctuation is a word of its own if only punctuation follows it up to the next beginning of a word, or the end
     inner_punctuation = pieces.punctuation[tokens] & ~begins & ~special
     stops = np.flatnonzero(~inner_punctuation | first)
     following = np.searchsorted(stops, np.arange(len(tokens)), side="right")  # for each token, the next stop
@@ -109,13 +109,13 @@ def word_boundaries(
 
 
 def in_long_words(begins: np.ndarray, longest: int = LONGEST_WORD) -> np.ndarray:
-    """Which tokens are in words of more than ``longest`` tokens, bool ``(N,)``; the first time, a warning is logged.
+    """Whether each token is in a word of more than ``longest`` tokens, bool ``(N,)``; warns the first time.
 
-    ``begins`` says which tokens begin a word, bool ``(N,)``; the first always does.
+    ``begins``, bool ``(N,)``, says whether each token begins a word; the first token always does.
     """
     word = np.maximum(np.cumsum(begins) - 1, 0)
     in_long: np.ndarray = np.bincount(word)[word] > longest
-    if in_long.any() and not current_process().daemon:  # each loader process would say it once more
+    if in_long.any() and not current_process().daemon:  # otherwise each loader process would warn again
         _say_once(longest)
     return in_long
 

@@ -1,1 +1,1 @@
-"""Optimizers of torch for training with fairseq and with Hugging Face."""
+"""torch optimizers for training with fairseq and with Hugging Face."""

@@ -1,7 +1,8 @@
 """Muon (Jordan et al., 2024) for the matrices of the layers and AdamW for all other weights, as one optimizer.
 
 The momentum of a matrix is orthogonalized as a whole, or in blocks of rows, such as those of an attention head. Blocks
-cost a fourth or less, and learn masked LM faster in short trainings, but less in long ones (docs/research/recipe.md).
+cost at most a fourth. With them, masked LM learns faster in short trainings, but less in long ones
+(docs/research/recipe.md).
 """
 
 from collections.abc import Callable, Sequence
@@ -11,20 +12,20 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import ParamsT
 
-MUON_RATIO = 10.0  # the rate of Muon is this many times that of AdamW where nothing else is asked for
+MUON_RATIO = 10.0  # default ratio of Muon's learning rate to AdamW's
 BLOCK_ROWS = 64  # the usual width of an attention head
-UPDATES_IN_BLOCKS = 1200  # of a training up to which blocks learn faster
+UPDATES_IN_BLOCKS = 1200  # blocks learn faster in trainings of up to this many updates
 ITERATIONS = 5
 ITERATIONS_OF_BLOCKS = 3
-# of the quintic Newton-Schulz iteration (Jordan et al., 2024)
+# coefficients of the quintic Newton-Schulz iteration (Jordan et al., 2024)
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 TINY = 1e-7
 
 
 def orthogonalized(matrix: Tensor) -> Tensor:
-    """A matrix ``(m, n)`` whose singular values are nearly 1 (Jordan et al., 2024); float32. Zeros stay zeros.
+    """Bring the singular values of a matrix ``(m, n)`` close to 1 (Jordan et al., 2024); float32. Zeros stay zeros.
 
-    It goes through five Newton-Schulz iterations in bfloat16, after a division by its Frobenius norm.
+    The matrix is divided by its Frobenius norm, then goes through five Newton-Schulz iterations in bfloat16.
     """
     rows, columns = matrix.shape
     wide = matrix.bfloat16().T if rows > columns else matrix.bfloat16()
@@ -36,7 +37,7 @@ def orthogonalized(matrix: Tensor) -> Tensor:
 
 
 def orthogonalized_in_blocks(matrix: Tensor, block_rows: int = BLOCK_ROWS) -> Tensor:
-    """The rows of a matrix ``(m, n)``, made nearly orthonormal within blocks of ``block_rows`` rows; float32.
+    """Make the rows of a matrix ``(m, n)`` nearly orthonormal within blocks of ``block_rows`` rows; float32.
 
     Each block is scaled so that its largest singular value is at most 1 (the scales of AOL, Prach and Lampert, 2022, as
     in Turbo-Muon, Boissin et al., 2025), then goes through three Newton-Schulz iterations in bfloat16. The result is
@@ -66,15 +67,15 @@ def _iterated(matrices: Tensor, grams: Tensor) -> Tensor:
 
 
 class Muon(torch.optim.Optimizer):
-    """Muon; its state is that of ``torch.optim.Muon``.
+    """Muon; its state has the format of ``torch.optim.Muon``.
 
     The update of a matrix ``(m, n)`` is scaled by ``sqrt(max(1, m / n))``, as in the original.
 
     Args:
         params: matrices, or groups of them.
         lr, weight_decay: the decay is decoupled from the gradient.
-        momentum: of Nesterov.
-        block_rows: rows of a block that is orthogonalized; None: the whole matrix is.
+        momentum: Nesterov momentum.
+        block_rows: rows of a block that is orthogonalized; None: orthogonalize the whole matrix.
     """
 
     def __init__(
@@ -115,12 +116,12 @@ class Muon(torch.optim.Optimizer):
 class MuonAdamW(torch.optim.Optimizer):
     """Muon on the matrices of the layers, and ``torch.optim.AdamW`` on everything else.
 
-    Both work on the groups of this optimizer: its state is that of both, and a scheduler that multiplies the rate of
-    each group keeps their ratio. ValueError if there is no matrix, or a value is out of range.
+    Both work on the groups and the state of this optimizer. A scheduler that multiplies the rate of each group keeps
+    their ratio. ValueError if there is no matrix, or a value is out of range.
 
     Args:
-        matrices: those of :func:`matrices_of_layers`.
-        others: all other parameters, as groups of AdamW, each perhaps with a ``weight_decay`` of its own.
+        matrices: the result of :func:`matrices_of_layers`.
+        others: all other parameters, as groups of AdamW, each optionally with its own ``weight_decay``.
         lr, betas, eps, weight_decay: of AdamW.
         muon_lr, momentum, muon_weight_decay, block_rows: of :class:`Muon`.
     """
@@ -156,7 +157,7 @@ class MuonAdamW(torch.optim.Optimizer):
         self._share()
 
     def _groups(self) -> list[list[dict[str, Any]]]:
-        """Those of AdamW, and those of Muon."""
+        """The groups of AdamW, and the groups of Muon."""
         return [[group for group in self.param_groups if group["muon"] is kind] for kind in (False, True)]
 
     def _share(self) -> None:
@@ -183,7 +184,7 @@ class MuonAdamW(torch.optim.Optimizer):
 
 
 def matrices_of_layers(model: nn.Module) -> list[nn.Parameter]:
-    """The two-dimensional weights in the lists of layers of a model, but embeddings; each once."""
+    """The two-dimensional weights in the layer lists of a model, except embeddings; each once."""
     layers = [
         module
         for module_list in model.modules()

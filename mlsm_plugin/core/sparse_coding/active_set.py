@@ -2,21 +2,21 @@
 
 The code of a row is computed on a *working set* of a few hundred atoms, and then verified or improved with all atoms:
 
-1. All atoms are ranked by their inner products with the residual of a ridge regression of the row on all atoms. One
-   matrix product computes them. Nearly all atoms of the final code are among the first few hundred of this ranking.
-   Plain correlations with the row rank worse, because hidden states and atoms share a large common component.
+1. All atoms are ranked by their inner products with the residual of a ridge regression of the row on all atoms, which
+   take one matrix product. Nearly all atoms of the final code are among the first few hundred of this ranking. Plain
+   correlations with the row rank worse, because hidden states and atoms share a large common component.
 2. The non-negative lasso is solved on the working set by an active-set method: solve for the weights of the support
    with a Cholesky factor of its Gram block, remove the atoms whose weights would turn negative, add the atoms that
    violate the optimality conditions most, repeat (Lawson and Hanson, 1974, ch. 23, extended to the lasso and to
    several atoms at once).
 3. The optimality conditions are checked for all atoms with one matrix product. If they hold, the duality gap certifies
-   the code; otherwise the atoms that violate them join the working set, and step 2 is repeated for the row.
+   the code. Otherwise the violating atoms join the working set, and step 2 is repeated for the row.
 
 On the CPU, step 2 is compiled (:mod:`~mlsm_plugin.core.sparse_coding.active_set_kernel`, numba) and works row by row in
 cache. Matrix products and the Gram matrix are float32. Everything that decides the result is float64: the factor, the
-residual, the conditions near their boundary, the gap. On other devices, without numba, and for the rare row whose atoms
-are too close to linear dependence for a float32 Gram matrix, the rows of a batch are solved in parallel in float64
-(:mod:`~mlsm_plugin.core.sparse_coding.active_set_torch`).
+residual, the conditions near their boundary, the gap. On other devices and without numba, the rows of a batch are
+solved in parallel in float64 (:mod:`~mlsm_plugin.core.sparse_coding.active_set_torch`). So are the rare rows whose
+atoms are too close to linear dependence for a float32 Gram matrix.
 """
 
 import functools
@@ -34,15 +34,15 @@ from mlsm_plugin.core.sparse_coding.sparse_coder import DENSE_ENTRIES
 logger = logging.getLogger(__name__)
 
 MAX_ROUNDS = 20  # maximum rounds of solving and checking; real hidden states need 2 to 5
-# From the second round on, atoms join whose inner product with the residual is above this share of lambda: some of them
-# would violate the conditions after the violators have joined.
+# From the second round on, atoms whose inner product with the residual is above this share of lambda join, too. Some of
+# them would violate the conditions after the violators have joined.
 NEAR_VIOLATION = 0.8
 ROWS_PER_TASK = 64  # rows per task of a thread
 
 
 @dataclass(frozen=True)
 class PreparedDictionary:
-    """A dictionary, and what is computed from it once for all rows."""
+    """A dictionary, and values computed from it once for all rows."""
 
     atoms: np.ndarray  # (n_atoms, dim) float64
     atoms32: torch.Tensor  # (n_atoms, dim) float32
@@ -86,7 +86,7 @@ def solve_with_active_set(
 ) -> tuple[sp.csr_matrix, np.ndarray]:
     """Exact codes (n_tokens, n_atoms) and their certified relative duality gaps (n_tokens,), float64.
 
-    ``hidden`` (n_tokens, dim) and ``atoms`` (n_atoms, dim) are float64; the former are coded on their device.
+    ``hidden`` (n_tokens, dim) and ``atoms`` (n_atoms, dim) are float64; ``hidden`` is coded on its device.
     ``threads`` bounds the threads of the compiled loop; matrix products use torch's threads.
     """
     if hidden.device.type != "cpu" or not compiler_is_there():
@@ -127,7 +127,7 @@ def compiler_is_there() -> bool:
 
 
 def _solve_batch(batch: Batch, prepared: PreparedDictionary, lambda_: float, pool: ThreadPoolExecutor) -> np.ndarray:
-    """Solve and check until every row is optimal, at most ``MAX_ROUNDS`` times; returns the rows that are not."""
+    """Solve and check until every row is optimal, at most ``MAX_ROUNDS`` times; returns the remaining rows."""
     from mlsm_plugin.core.sparse_coding.active_set_kernel import advance_rows
 
     num_atoms, dim = prepared.atoms.shape
@@ -172,7 +172,7 @@ def _solve_batch(batch: Batch, prepared: PreparedDictionary, lambda_: float, poo
         if len(rows) == 0:
             break
         vectors = batch.residuals[rows]
-        # later working sets grow, so that a row cannot cycle for ever
+        # later working sets grow, so that a row cannot cycle forever
         limit = min(num_atoms, max(32, dim // 3) * max(1, round_ // 4))
         floor = NEAR_VIOLATION * lambda_
     return rows

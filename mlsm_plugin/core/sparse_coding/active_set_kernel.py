@@ -1,7 +1,7 @@
 """The compiled inner loop of the active-set solver, which works on one row at a time, in cache.
 
-:mod:`mlsm_plugin.core.sparse_coding.active_set` explains what is computed and why. Everything here runs without the
-interpreter lock, so that threads can share the rows of a batch. Names that several functions use:
+:mod:`mlsm_plugin.core.sparse_coding.active_set` explains the method. Everything here runs without the interpreter lock,
+so that threads can share the rows of a batch. Names that several functions use:
 
     chosen        (capacity,) the atoms of the working set
     codes         (capacity,) their weights
@@ -24,8 +24,8 @@ from numba import njit
 # Maximum number of atoms that join the support between two solutions. With fewer, more solutions are needed; with more,
 # more atoms leave again. On real hidden states, 6 to 12 are equally fast.
 BLOCK = 8
-# An atom counts as linearly dependent on the support if its squared distance from the span of the support is less than
-# this share of its squared norm: a float32 Gram matrix cannot resolve less.
+# An atom counts as linearly dependent on the support if its squared distance from the support's span is less than this
+# share of its squared norm. A float32 Gram matrix cannot resolve less.
 DEPENDENT = 1e-6
 SLACK = 1e-6  # slack of the optimality conditions, relative to lambda
 NEGLIGIBLE = 1e-12  # a weight counts as zero if it is at most this share of its last downward step
@@ -42,11 +42,11 @@ logging.getLogger("numba").setLevel(logging.WARNING)
 
 
 def compiled(function):
-    """Compile ``function`` at its first call; cache it on disk for later processes if a folder can be written."""
+    """Compile ``function`` at its first call; cache it on disk for later processes if a folder is writable."""
     fastmath = {"reassoc", "contract", "arcp", "nsz"}
     try:
         return njit(cache=True, nogil=True, fastmath=fastmath, error_model="numpy")(function)
-    except RuntimeError:  # no folder of the package or the user can be written
+    except RuntimeError:  # no folder of the package or the user is writable
         return njit(nogil=True, fastmath=fastmath, error_model="numpy")(function)
 
 
@@ -202,9 +202,9 @@ def exchange(factor, support, size, codes, gradient, working_size, local_gram, p
     """Replace a member of the support by an atom that depends linearly on the support; return the support size.
 
     Let ``w`` be the weights with which the members add up to the atom. Adding ``t`` to the atom's weight and ``-t w``
-    to those of the members does not change the residual. If the atom violates the optimality conditions,
-    ``sum(w) > 1``, so that the penalty falls until a member's weight reaches zero. Call this right after :func:`join`
-    has refused the atom.
+    to the members' weights does not change the residual. If the atom violates the optimality conditions,
+    ``sum(w) > 1``, so the penalty falls until a member's weight reaches zero. Call this right after :func:`join` has
+    returned False for the atom.
     """
     for i in range(size):
         step[i] = factor[size, i]
@@ -242,7 +242,7 @@ def exchange(factor, support, size, codes, gradient, working_size, local_gram, p
 def add_violators(
     threshold, gram, atoms, chosen, codes, gradient, working_size, factor, support, size, local_gram, state, step
 ):
-    """Add up to ``BLOCK`` atoms that are OUT, those with the largest gradients above ``threshold``.
+    """Add up to ``BLOCK`` atoms that are OUT: the atoms with the largest gradients above ``threshold``.
 
     Returns:
         whether any atom joined, and the support size.
@@ -352,8 +352,8 @@ def certify(x, lambda_, penalty, atoms, correlation, residual, rounding):
     Args:
         penalty: ``lambda_`` times the sum of the code.
         correlation: (n_atoms,) float32, inner products of the atoms with ``residual``, with an error of at most
-            ``rounding`` times its norm. Those that are too close to decide are computed again in float64, so that the
-            gap is rigorous.
+            ``rounding`` times its norm. Products too close to decide are computed again in float64, so the gap is
+            rigorous.
     """
     squared = inner(residual, residual)
     error = rounding * math.sqrt(squared)
@@ -397,7 +397,7 @@ def advance_rows(
     gaps,
     optimal,
 ):
-    """Run a round of ``rows[first:last]``: certify each row, and solve those that are not optimal on new working sets.
+    """Run a round of ``rows[first:last]``: certify each row, and solve it on a new working set if it is not optimal.
 
     Args:
         rows: (n_open,) the rows of ``hidden`` (n_rows, dim) that are not finished.
@@ -421,7 +421,7 @@ def advance_rows(
     gradient = np.empty(capacity)
     state = np.empty(capacity, np.int8)
     local_gram = np.empty((capacity, capacity), np.float32)
-    # one more than the support can hold, as an atom is factored before it is refused
+    # one more than the support can hold, since an atom is factored before `join` can reject it
     factor = np.zeros((depth + 1, depth + 1))
     support = np.empty(depth + 1, np.int64)
     step = np.empty(depth + 1)

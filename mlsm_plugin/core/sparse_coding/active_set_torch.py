@@ -1,6 +1,6 @@
 """The active-set solver without a compiler: all rows of a batch in parallel, in float64, on any device.
 
-The method is that of the compiled loop (:mod:`mlsm_plugin.core.sparse_coding.active_set`), in another order: the
+The method is the same as in the compiled loop (:mod:`mlsm_plugin.core.sparse_coding.active_set`), in another order. The
 supports of a batch are padded to one length, so that one batched call factors and solves their Gram blocks.
 """
 
@@ -14,21 +14,21 @@ import torch
 from torch import Tensor
 
 BLOCK = 16  # maximum number of atoms that join each support in a round
-DIMENSIONS_PER_FIRST_ATOM = 8  # of the first support
+DIMENSIONS_PER_FIRST_ATOM = 8  # size of the first support: dim divided by this
 MAX_ROUNDS = 200
 MAX_SOLUTIONS = 40  # maximum solutions within a round; a row that needs more continues in the next round
-BUSY = 5 / 6  # share of the rows that have to be unfinished for all to be solved once more; less would compute more
+BUSY = 5 / 6  # all rows are solved once more if more than this share is unfinished; a smaller share would compute more
 SLACK = 1e-9  # slack of the optimality conditions, relative to lambda
 NEGLIGIBLE = 1e-12  # a weight counts as zero if it is at most this share of its last downward step
-# Added to the diagonal of the Gram blocks, relative to their largest entry: if atoms of a support are linearly
-# dependent, the step then is long in the directions in which only the penalty changes, until a weight is zero.
+# Added to the diagonal of the Gram blocks, relative to their largest entry. If atoms of a support are linearly
+# dependent, the step is then long in directions in which only the penalty changes, until a weight is zero.
 DAMPING = 1e-11
-# Entries (float64) of the largest temporaries, about five of which exist at a time: 32 MB each on the CPU, and 512 MB
-# on other devices, where larger batches are faster.
+# Entries (float64) of the largest temporaries: 32 MB each on the CPU, and 512 MB on other devices, where larger batches
+# are faster. About five of them exist at a time.
 ENTRIES = {"cpu": 2**22}
 ENTRIES_ELSEWHERE = 2**26
-# A Gram matrix with at most this many entries is kept in memory (16,384 atoms: 1 GiB in float32). Rows of a larger one
-# are computed when they are needed.
+# A Gram matrix with at most this many entries is kept in memory (16,384 atoms: 1 GiB in float32). Rows of a larger
+# matrix are computed when they are needed.
 GRAM_ENTRIES = 2**28
 
 
@@ -36,7 +36,7 @@ Rows = TypeVar("Rows", np.ndarray, Tensor)
 
 
 class ArrayContents:
-    """An array as the key of a cache; two keys are equal if their values are."""
+    """An array as the key of a cache; keys are equal if their values are equal."""
 
     def __init__(self, array: np.ndarray) -> None:
         self.array = array.copy()
@@ -103,7 +103,7 @@ class Problem:
 
 
 def solve_batched(hidden: Tensor, atoms: np.ndarray, lambda_: float) -> tuple[sp.csr_matrix, np.ndarray]:
-    """What :func:`mlsm_plugin.core.sparse_coding.active_set.solve_with_active_set` does, on the device of the rows."""
+    """As :func:`mlsm_plugin.core.sparse_coding.active_set.solve_with_active_set`, on the device of the rows."""
     problem = _prepared(ArrayContents(atoms), hidden.device, lambda_)
     rows = max(1, ENTRIES.get(hidden.device.type, ENTRIES_ELSEWHERE) // len(atoms))
     codes = []
@@ -147,7 +147,7 @@ def _solve_batch(x: Tensor, problem: Problem) -> tuple[sp.csr_matrix, np.ndarray
         largest = correlations.amax(dim=1)
         gaps[rows] = relative_gap_of_parts(x, residual, largest, penalty, lambda_)
         optimal = largest <= lambda_ * (1 + SLACK)
-        # a row without progress tries one atom at a time; if this does not help either, it is given up
+        # a row without progress tries one atom at a time; if that does not help, it is given up
         stuck = objective >= previous * (1 - 1e-15)
         given_up = stuck & (limits == 1)
         limits = torch.where(stuck, torch.ones_like(limits), torch.full_like(limits, BLOCK))
@@ -171,7 +171,7 @@ def relative_gap_of_parts(x: Rows, residual: Rows, largest: Rows, penalty: Rows,
     """An upper bound on how far each code is from optimal, relative to its objective, for numpy or torch.
 
     With ``r = x - a D`` and ``P(a) = 0.5 * ||r||^2 + lambda_ * sum(a)``, the point
-    ``theta = r * min(1, lambda_ / max_j (D r)_j)`` satisfies ``D theta <= lambda_``, and is thus feasible for
+    ``theta = r * min(1, lambda_ / max_j (D r)_j)`` satisfies ``D theta <= lambda_`` and is thus feasible for
     the dual ``Q(theta) = 0.5 * ||x||^2 - 0.5 * ||x - theta||^2``. No primal value is below Q(theta) (Fenchel duality;
     Mairal, 2010, appendix D). The gap is ``(P(a) - Q(theta)) / P(a) >= (P(a) - min P) / P(a)``: (rows,) float64 in
     [0, 1], and 0 for a row of zeros with an empty code.
@@ -189,8 +189,8 @@ def relative_gap_of_parts(x: Rows, residual: Rows, largest: Rows, penalty: Rows,
 
 
 def _joined(supports: Supports, values: Tensor, threshold: float, limits: Tensor) -> Supports:
-    """Add at most ``limits`` (n,) atoms, those of the largest ``values`` (n, n_atoms) above ``threshold``."""
-    # the minimum, as padding may repeat an atom of the support
+    """Add the atoms with the largest ``values`` (n, n_atoms) above ``threshold``, at most ``limits`` (n,) per row."""
+    # the minimum, since padding may repeat an atom of the support
     taken = torch.where(supports.held, -torch.inf, torch.inf).to(values.dtype)
     values = values.scatter_reduce(1, supports.atoms, taken, "amin")
     top, atoms = values.topk(min(int(limits.max()), values.shape[1]), dim=1)
@@ -205,8 +205,8 @@ def _joined(supports: Supports, values: Tensor, threshold: float, limits: Tensor
 def _minimized(supports: Supports, correlations: Tensor, problem: Problem) -> Supports:
     """Find the minimizers over the supports, and remove atoms whose weights would turn negative.
 
-    Rows that are done stay for some solutions more, which leave them where they are. A GPU is waited for once in each
-    solution, to learn how many are not done. ``correlations`` (n, n_atoms) are those of the hidden states and atoms.
+    Finished rows stay in the batch for a few more solutions, which do not change them. Each solution waits once for the
+    GPU, to count the unfinished rows. ``correlations`` (n, n_atoms) are inner products of hidden states and atoms.
     """
     weights = supports.weights.clone()
     held = supports.held.clone()
@@ -239,7 +239,7 @@ def _minimized(supports: Supports, correlations: Tensor, problem: Problem) -> Su
 
 
 def _newton_step(part: Supports, correlations: Tensor, problem: Problem) -> Tensor:
-    """Steps (n, k) from the weights to the minimizers over the supports, 0 for padding; in parts that fit in memory."""
+    """Steps (n, k) from the weights to the minimizers over the supports, 0 for padding; in parts that fit memory."""
     width = max(1, part.atoms.shape[1])
     depth = width if problem.gram is not None else max(width, problem.atoms.shape[1])
     rows = max(1, ENTRIES.get(correlations.device.type, ENTRIES_ELSEWHERE) // (width * depth))

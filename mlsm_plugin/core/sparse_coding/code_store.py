@@ -7,12 +7,12 @@ A store is the folder ``<data-bin>/<split>.codes/``:
 - ``shard-00000.weights.npy``, (non-zeros,) float16: each row sums to 1, up to rounding;
 - ``shard-00000.gap.json``: the number of coded tokens (``coded_tokens``) and, if the coder certifies its codes, the
   sum and the largest of their duality gaps (``gap_sum``, ``gap_max``);
-- ``plan.json``: the plan of the store, so that an interrupted run resumes and a run with another plan is refused. It
-  stays in the finished store;
-- ``meta.json``: the plan and the totals; written last, so that a folder without it is incomplete.
+- ``plan.json``: the plan of the store, by which an interrupted run resumes and a run with another plan fails. It stays
+  in the finished store;
+- ``meta.json``: the plan and the totals; written last, so a folder without it is incomplete.
 
 A non-zero takes 4 bytes (6 with uint32 atoms), and a token 4 bytes. The files do not depend on when, in how many runs
-or by how many processes a store is written: several processes may write different shards at the same time, and any of
+or by how many processes a store is written. Several processes may write different shards at the same time, and any of
 them may seal the store. The order of the keys in ``plan.json`` and ``meta.json`` is part of the format:
 :data:`~mlsm_plugin.core.sparse_coding.code_store_writer.META_KEYS`.
 :class:`~mlsm_plugin.core.sparse_coding.code_store_writer.CodeStoreWriter` is the only writer.
@@ -63,7 +63,7 @@ META_CHECK = fields(
         "lambda": optional(number),
     },
 )
-# what codes need in addition to train on them, and to show where they are in the text
+# further keys that are needed to train on codes, and to show codes in the text
 CORPUS_CHECK = fields({"fingerprints": fields({"split": text, "dictionary": text})})
 INSPECTED_CHECK = fields({"blocks": BLOCKS_CHECK})
 
@@ -71,8 +71,8 @@ INSPECTED_CHECK = fields({"blocks": BLOCKS_CHECK})
 class CodeStore:
     """Reads one finished store, or several stores as one sequence (``train``, ``train1``, ...).
 
-    Files are mapped when they are first needed, and never read as a whole; a pickled store opens them again by path.
-    ValueError if a store is unfinished, damaged, of another format, or uses a dictionary of another size.
+    Files are mapped when they are first needed, and never read as a whole. A pickled store opens them again by path.
+    ValueError if a store is unfinished, damaged or of another format, or the stores differ in the number of atoms.
 
     Args:
         directories: a store, or several stores in order.
@@ -111,9 +111,9 @@ class CodeStore:
     def lookup(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The codes of tokens at flat ``positions`` (n,) int, in any order, possibly repeated; -1 gives an empty row.
 
-        They are atoms (n, m) int32 padded with -1, and weights (n, m) float16 padded with 0; m is the length of the
-        longest requested row (0 if all are empty). ValueError if ``positions`` is not a 1-D int array, a position lies
-        outside the store, or codes are damaged.
+        Returns atoms (n, m) int32 padded with -1, and weights (n, m) float16 padded with 0; m is the length of the
+        longest row (0 if all are empty). ValueError if ``positions`` is not a 1-D int array, a position lies outside
+        the store, or codes are damaged.
         """
         positions = np.asarray(positions)
         if positions.ndim != 1 or (positions.size and positions.dtype.kind not in "iu"):
@@ -143,14 +143,14 @@ class CodeStore:
             columns = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
             sources = np.repeat(begins[rows], count) + columns
             target = (np.repeat(rows, count), columns)
-            own_atoms = self._map(shard)["atoms"][sources]
-            own_weights = self._map(shard)["weights"][sources]
-            if len(own_atoms):
-                # as whole numbers, the bits of negative weights, infinity and NaN are above those of all other weights
-                finite = own_weights.view(np.uint16).max() < INFINITE_BITS
-                self._check(shard, bool(finite and own_atoms.max() < self.num_atoms))
-            atoms[target] = own_atoms
-            weights[target] = own_weights
+            shard_atoms = self._map(shard)["atoms"][sources]
+            shard_weights = self._map(shard)["weights"][sources]
+            if len(shard_atoms):
+                # read as integers, negative weights, infinity and NaN are above all other weights
+                finite = shard_weights.view(np.uint16).max() < INFINITE_BITS
+                self._check(shard, bool(finite and shard_atoms.max() < self.num_atoms))
+            atoms[target] = shard_atoms
+            weights[target] = shard_weights
         return atoms, weights
 
     def rows(self, start: int, stop: int) -> sp.csr_matrix:
@@ -190,14 +190,14 @@ def is_code_store(folder: Path) -> bool:
 
 
 def _read_meta(directory: Path) -> JsonObject:
-    """Read ``meta.json``, and compare the sizes in it with the files."""
+    """Read ``meta.json``, and compare the sizes in it with the files; ValueError if they differ."""
     if not (directory / META_FILE).is_file():
         raise ValueError(f"{directory} holds no {META_FILE}: it is not a finished code store; run `mlsm encode`")
     meta = read_json(directory / META_FILE)
-    found_version = meta.get("format_version") if isinstance(meta, dict) else None
-    if found_version != FORMAT_VERSION:
+    version = meta.get("format_version") if isinstance(meta, dict) else None
+    if version != FORMAT_VERSION:
         raise ValueError(
-            f"{directory} has the format version {found_version}, and this version reads {FORMAT_VERSION}; "
+            f"{directory} has the format version {version}, and this version reads {FORMAT_VERSION}; "
             "run `mlsm encode` again"
         )
     check_json(meta, META_CHECK, directory / META_FILE)

@@ -14,7 +14,7 @@ from mlsm_plugin.core.files.sharded_store import ShardedStoreWriter, shard_path
 from mlsm_plugin.core.sparse_coding.stored_codes import INDPTR_DTYPE, WEIGHT_DTYPE, ShardRows, atom_dtype
 
 FORMAT_VERSION = 1
-PARTS = ("atoms", "weights", "indptr")  # in the order of writing; where an indptr exists, the other two are complete
+PARTS = ("atoms", "weights", "indptr")  # in the order of writing; if an indptr exists, the other two are complete
 # The order of the keys in the files, whatever their order in memory; other keys come after these.
 META_KEYS = (
     "n_atoms",
@@ -43,14 +43,14 @@ META_KEYS = (
 class CodeStoreWriter(ShardedStoreWriter):
     """Writes a store shard by shard, in any order, in any number of runs and processes.
 
-    Nothing is written before the first shard, so that a run that fails earlier leaves no files. ValueError if the
+    Nothing is written before the first shard, so a run that fails earlier leaves no files. ValueError if the
     boundaries or ``n_atoms`` are invalid, or the folder was begun with another plan.
 
     Args:
-        meta: description of the codes (values that JSON can hold). ``n_atoms`` is required.
+        meta: description of the codes (JSON values). ``n_atoms`` is required.
         boundaries: offsets of the shards in tokens, strictly ascending; the first is 0, the last the token count.
-        with_gaps: True: each shard comes with the duality gaps of its codes, and ``meta.json`` holds their mean and
-            maximum. False: it holds only the number of coded tokens.
+        with_gaps: whether each shard comes with the duality gaps of its codes, whose mean and maximum go to
+            ``meta.json``; otherwise it has only the number of coded tokens.
     """
 
     parts = PARTS
@@ -73,7 +73,7 @@ class CodeStoreWriter(ShardedStoreWriter):
         self.with_gaps = with_gaps
 
     def missing_shards(self) -> list[tuple[int, int, int]]:
-        """A list of (index, start, stop) of the shards whose files are absent, truncated or do not fit together."""
+        """(index, start, stop) of each shard whose files are missing, truncated or do not fit together."""
         return [(index, self.boundaries[index], self.boundaries[index + 1]) for index in self.missing()]
 
     def write_shard(self, index: int, codes: sp.csr_matrix | ShardRows) -> None:
@@ -83,8 +83,8 @@ class CodeStoreWriter(ShardedStoreWriter):
         not exist, the shape is wrong, weights are negative or not finite, there are more non-zeros than uint32 can
         count, gaps are missing in a store with gaps, or another process began the store with another plan.
 
-        ``codes`` are (tokens of the shard, n_atoms), non-negative; an empty row has no target. In a matrix, the rows
-        that are not empty count as coded; in :class:`ShardRows`, those that were added.
+        ``codes`` are (tokens of the shard, n_atoms), non-negative; an empty row has no target. In a matrix, rows that
+        are not empty count as coded; in :class:`ShardRows`, rows that were added.
         """
         if not 0 <= index < self.num_shards:
             raise ValueError(f"there is no shard {index}; the plan has 0 to {self.num_shards - 1}")
@@ -100,11 +100,11 @@ class CodeStoreWriter(ShardedStoreWriter):
         self._write_parts(index, rows.arrays(), {"gap": rows.figures(with_gaps=self.with_gaps)})
 
     def finish(self, auxiliary_name: str | None = None) -> JsonObject:
-        """Remove the leftovers of interrupted runs, and seal the store with ``meta.json``, which is returned.
+        """Remove the leftovers of interrupted runs, seal the store with ``meta.json``, and return its content.
 
-        ``auxiliary_name`` is recorded, unless the store is sealed already: a model that has moved is the same. May be
-        called again, and by several processes at the same time: all write the same bytes. MissingShardsError, a
-        ValueError, names shards that are missing; ValueError if no token was coded, or all codes are empty.
+        ``auxiliary_name`` is recorded unless the store is sealed already, since a moved model is the same. May be
+        called again, and by several processes at the same time; all write the same bytes. MissingShardsError, a
+        ValueError, names missing shards; ValueError if no token was coded, or all codes are empty.
         """
         whole = self._whole_shards()
         shards = []
@@ -176,7 +176,7 @@ class CodeStoreWriter(ShardedStoreWriter):
         return {name: figures[name] for name in names} if whole else None
 
     def _recorded_name(self, auxiliary_name: str | None) -> str | None:
-        """The model's name in the seal, also if it has none; else, and if the seal is damaged, ``auxiliary_name``."""
+        """The model's name, or None, as in the seal; ``auxiliary_name`` if there is no seal, or it is damaged."""
         if not self.folder.is_sealed:
             return auxiliary_name
         try:

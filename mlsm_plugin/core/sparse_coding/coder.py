@@ -21,7 +21,7 @@ _KINDS: dict[str, type[SparseCoder]] = {coder.kind: coder for coder in (LassoCod
 
 
 def register_coder(coder: type[SparseCoder]) -> type[SparseCoder]:
-    """Class decorator that registers a kind of coder; ValueError if another class has this kind."""
+    """A class decorator that registers a kind of coder; ValueError if another class has this kind."""
     known = _KINDS.setdefault(coder.kind, coder)
     if known is not coder:
         raise ValueError(
@@ -36,7 +36,7 @@ def coder_kinds() -> dict[str, type[SparseCoder]]:
 
 
 def kind_of(directory: PathLike) -> type[SparseCoder]:
-    """The kind of coder in a folder; ValueError if there is none, or its kind is unknown (names the folder)."""
+    """The class of the coder in a folder; ValueError, with the folder, if there is none or its kind is unknown."""
     path = Path(directory) / META_FILE
     if not path.is_file():
         raise ValueError(f"{directory} holds no {META_FILE}; make the dictionary with `mlsm dictionary`")
@@ -53,8 +53,8 @@ def kind_of(directory: PathLike) -> type[SparseCoder]:
 def load_coder(directory: PathLike, **options: Any) -> SparseCoder:
     """Load a coder of any registered kind from a folder that ``mlsm dictionary`` or its ``save`` wrote.
 
-    ``options`` are fields of the kind's ``options_type``; those left out get its defaults. ValueError if there is no
-    coder, files are damaged, or the kind is unknown or lacks an option.
+    ``options`` are fields of the kind's ``options_type``; fields left out get their defaults. ValueError if there is no
+    coder, files are damaged, the kind is unknown, or it does not have an option.
     """
     kind = kind_of(directory)
     known = {field.name for field in dataclasses.fields(kind.options_type)}

@@ -34,7 +34,7 @@ META_CHECK = fields(
     }
 )
 KIND = "lasso"  # kind of the coder in ``meta.json``; files of version 0.1 do not have it
-# float32 atoms have unit norm up to about 1e-7, and those stored in half precision up to 1e-3
+# float32 atoms have unit norm up to about 1e-7, and atoms stored in half precision up to 1e-3
 UNIT_NORM_TOLERANCE = 1e-3
 BACKENDS = ("torch", "spams")
 
@@ -47,7 +47,7 @@ class AtomDictionary:
     """
 
     atoms: np.ndarray  # (n_atoms, dim) float32 in C order, unit rows
-    meta: JsonObject = field(default_factory=dict)  # as JSON can hold it; kind, n_atoms and dim are added
+    meta: JsonObject = field(default_factory=dict)  # JSON values; kind, n_atoms and dim are added
 
     def __post_init__(self) -> None:
         self.atoms = np.ascontiguousarray(self.atoms, dtype=np.float32)
@@ -73,7 +73,7 @@ class AtomDictionary:
         return hashlib.sha256(buffer.getbuffer()).hexdigest()
 
     def save(self, directory: PathLike) -> None:
-        """Write the folder; ``meta.json`` is written last, so that a folder without it is incomplete."""
+        """Write the folder; ``meta.json`` is written last, so a folder without it is incomplete."""
         directory = Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
         (directory / META_FILE).unlink(missing_ok=True)
@@ -82,7 +82,7 @@ class AtomDictionary:
 
     @classmethod
     def load(cls, directory: PathLike) -> "AtomDictionary":
-        """Load a folder that :meth:`save` wrote; ValueError (names the folder) if it is damaged, or no dictionary."""
+        """Load a folder that :meth:`save` wrote; ValueError, with the folder, if it is damaged or not a dictionary."""
         directory = Path(directory)
         for name in (ATOMS_FILE, META_FILE):
             if not (directory / name).is_file():
@@ -110,15 +110,14 @@ def learn_dictionary(
 
     Minimizes ``sum_i 0.5 * ||x_i - a_i D||^2 + lambda_ * sum(a_i)`` over a_i >= 0 and atoms of norm <= 1 by online
     dictionary learning (Mairal et al., 2009), starting from distinct rows of ``hidden`` drawn with ``seed``. The same
-    seed and number of threads give the same bytes. Another number of threads does not, since the order of sums differs.
-    ValueError if ``hidden`` is not 2-D or not finite, has fewer distinct directions than ``num_atoms``, or a setting is
-    out of range.
+    seed and number of threads give the same bytes; another number of threads changes the order of sums. ValueError if
+    ``hidden`` is not 2-D or not finite, has fewer distinct directions than ``num_atoms``, or a setting is out of range.
 
     Args:
         hidden: (n_tokens, dim) numpy array or torch tensor, rows normalized by the caller
             (:func:`~mlsm_plugin.core.sparse_coding.encode.normalize_rows`). A float32 array in C order is not copied.
         lambda_: weight of the L1 penalty, > 0.
-        iterations, batch_size: number of mini-batches to learn from, and of the rows of each.
+        iterations, batch_size: number of mini-batches to learn from, and rows in each.
         threads: CPU threads, None for all cores.
         seed: seed of the initial dictionary and of the order of the rows.
         backend: ``"torch"`` (:func:`~mlsm_plugin.core.sparse_coding.online_learning.learn_online`) or ``"spams"``
@@ -163,9 +162,9 @@ def learn_dictionary(
 
 
 def sample_distinct_rows(hidden: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
-    """Draw ``count`` rows of different directions from (n_tokens, dim) float32, scaled to unit norm.
+    """Draw ``count`` rows of distinct directions from (n_tokens, dim) float32, scaled to unit norm.
 
-    ValueError if there are fewer than ``count`` different directions.
+    ValueError if there are fewer than ``count`` distinct directions.
     """
     order = rng.permutation(len(hidden))
     candidates = count  # doubled while they have too few directions, which avoids sorting a large sample

@@ -10,7 +10,7 @@ from mlsm_plugin.core.sparse_coding.active_set import solve_with_active_set
 from mlsm_plugin.core.sparse_coding.spams_backend import solve_with_spams
 from mlsm_plugin.core.sparse_coding.sparse_coder import HiddenStates, SparseCodes
 
-ROWS_PER_CHUNK = 8192  # rows given to a solver at a time: 50 MB in float64 with 768 dimensions
+ROWS_PER_CHUNK = 8192  # rows per call of a solver: 50 MB in float64 with 768 dimensions
 SOLVERS = ("auto", "spams")
 
 
@@ -24,8 +24,8 @@ def normalize_rows(hidden: HiddenStates) -> HiddenStates:
     """Divide each row by its L2 norm; a row of zeros stays zero, and gets an empty code.
 
     ``hidden`` is a (n_tokens, dim) numpy array or torch tensor of any float type. The result is of the same kind, on
-    the same device: float64 if ``hidden`` is float64, else float32. A tensor on the CPU gives exactly the same numbers
-    as an array.
+    the same device; float64 if ``hidden`` is float64, else float32. Arrays and CPU tensors give exactly the same
+    numbers.
     """
     if isinstance(hidden, torch.Tensor):
         rows = hidden.detach() if hidden.dtype == torch.float64 else hidden.detach().float()
@@ -45,7 +45,7 @@ def sparse_encode(
     """Code each row ``x`` of ``hidden`` over the rows of ``dictionary``; the gaps are those of the float64 solution.
 
     The code is the non-negative lasso ``argmin over a >= 0 of 0.5 * ||x - a D||^2 + lambda_ * sum(a)`` (Berend, "Masked
-    Latent Semantic Modeling", ACL Findings 2023). ``hidden`` is coded as given: to follow the paper, call
+    Latent Semantic Modeling", ACL Findings 2023). ``hidden`` is not normalized; to follow the paper, call
     :func:`normalize_rows` first. The published recipe is 100 steps of FISTA from zero; here every row is solved until
     its gap is certified. ValueError if an input is not 2-D, widths differ, a value is NaN or infinite, the dictionary
     is empty, or a setting is out of range.
@@ -88,7 +88,7 @@ def sparse_encode(
 def target_distribution(codes: sp.csr_matrix) -> sp.csr_matrix:
     """Divide each code by its sum; this is the distribution over latent properties that MLSM predicts.
 
-    From (n_tokens, n_atoms), non-negative, to float32 rows that sum to 1; empty rows stay empty.
+    ``codes`` are (n_tokens, n_atoms), non-negative. Returns float32 rows that sum to 1; empty rows stay empty.
     """
     codes = sp.csr_matrix(codes)
     sums = np.asarray(codes.sum(axis=1, dtype=np.float64)).ravel()
@@ -99,7 +99,7 @@ def target_distribution(codes: sp.csr_matrix) -> sp.csr_matrix:
 
 
 def as_array(values: HiddenStates) -> np.ndarray:
-    """An array or tensor as a numpy array, without a copy if possible; bfloat16, which numpy lacks, becomes float32."""
+    """An array or tensor as a numpy array, if possible without a copy; bfloat16, which numpy lacks, becomes float32."""
     if isinstance(values, torch.Tensor):
         values = values.detach().cpu()
         return (values.float() if values.dtype == torch.bfloat16 else values).numpy()
@@ -134,7 +134,7 @@ def first_nonfinite_row(rows: HiddenStates) -> int | None:
 
 
 def check_finite(rows: HiddenStates, what: str) -> None:
-    """Raise ValueError, with ``what`` and its number, if a row holds NaN or infinity."""
+    """Raise ValueError, with ``what`` and the row's number, if a row holds NaN or infinity."""
     row = first_nonfinite_row(rows)
     if row is not None:
         raise ValueError(f"{what} {row} holds NaN or infinity; all values must be finite")

@@ -1,4 +1,4 @@
-"""The first kind of sparse coder: the non-negative lasso over a learned dictionary (Berend, ACL Findings 2023)."""
+"""A kind of sparse coder: the non-negative lasso over a learned dictionary (Berend, ACL Findings 2023)."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -23,7 +23,7 @@ from mlsm_plugin.core.sparse_coding.sparse_coder import (
 
 @dataclass(frozen=True)
 class LassoOptions:
-    """Options for computing codes; ValueError if one is out of range."""
+    """Options for computing codes; ValueError if a value is out of range."""
 
     lambda_: float | None = option(None, above=0, help="weight of the L1 penalty (default: that of the dictionary)")
     solver: str = option(
@@ -42,7 +42,7 @@ class LassoOptions:
 class LassoCoder(SparseCoder):
     """Codes ``argmin over a >= 0 of 0.5 * ||x - a D||^2 + lambda * sum(a)`` of normalized hidden states ``x``.
 
-    ``D`` are the atoms. ValueError if the options and the dictionary both lack lambda.
+    The rows of ``D`` are the atoms. ValueError if neither the options nor the dictionary have a lambda.
     """
 
     kind: ClassVar[str] = KIND
@@ -76,13 +76,13 @@ class LassoCoder(SparseCoder):
         return self.dictionary.fingerprint
 
     def encode(self, hidden: HiddenStates, *, threads: int | None = None) -> SparseCodes:
-        """Codes with certified gaps; each row of ``hidden`` is divided by its L2 norm first."""
+        """Codes with certified gaps; each row of ``hidden`` is first divided by its L2 norm."""
         atoms = self.dictionary.atoms
         solver = self.options.solver
         return sparse_encode(normalize_rows(hidden), atoms, lambda_=self.lambda_, solver=solver, threads=threads)
 
     def reconstruct(self, hidden: HiddenStates, codes: sp.csr_matrix) -> np.ndarray:
-        """``a D``, scaled to undo the division of each row of ``hidden`` by its norm."""
+        """``a D``, multiplied by the norms of ``hidden`` to undo the normalization."""
         rows = hidden.detach().cpu().numpy() if isinstance(hidden, torch.Tensor) else np.asarray(hidden)
         norms = np.linalg.norm(rows.astype(np.float32), axis=1, keepdims=True)
         return np.asarray(codes @ self.dictionary.atoms) * norms
@@ -101,12 +101,12 @@ class LassoCoder(SparseCoder):
         return cls(dictionary, options)
 
     def settings(self) -> JsonObject:
-        """Lambda, solver and tolerance; ``max_nonzeros`` is part of the format, and always None."""
+        """Lambda, solver and tolerance; ``max_nonzeros`` is part of the format and always None."""
         options = self.options
         return {"lambda": self.lambda_, "solver": options.solver, "tolerance": options.tolerance, "max_nonzeros": None}
 
     def check(self) -> None:
-        """Raise ValueError if an atom is zero or equals another atom, with which its share of a code is arbitrary."""
+        """Raise ValueError if an atom is zero, or equals another atom; codes would then not be unique."""
         first_of: dict[bytes, int] = {}
         for index, atom in enumerate(self.dictionary.atoms + 0.0):  # -0.0 becomes 0.0
             if not atom.any():
@@ -130,7 +130,7 @@ class LassoCoder(SparseCoder):
         )
 
     def why_empty(self, hidden: HiddenStates) -> str:
-        """Say that lambda is too large, and below which value it must be."""
+        """Say that lambda is too large, and which value it must stay below."""
         rows = torch.as_tensor(normalize_rows(hidden)).cpu().numpy()
         atoms = self.dictionary.atoms
         size = max(1, DENSE_ENTRIES // len(atoms))

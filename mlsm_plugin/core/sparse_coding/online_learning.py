@@ -10,26 +10,26 @@ from torch import Tensor
 from mlsm_plugin.core.files.progress import Progress
 from mlsm_plugin.core.sparse_coding.encode import normalize_rows, sparse_encode
 
-ATOMS_PER_BLOCK = 64  # number of atoms whose residuals one matrix product computes
-# Largest exponent rho with which earlier codes are forgotten. On hidden states of a pre-trained model (512 atoms, 384
-# wide, 400 mini-batches of 400), the held-out objective was 0.1671 without forgetting, 0.1617 with rho 3, 0.1610 with
-# 5, and 0.1602 with 10 and with 20.
+ATOMS_PER_BLOCK = 64  # number of atoms that are updated with one matrix product
+# Largest exponent rho of forgetting earlier codes. On hidden states of a pre-trained model (512 atoms, 384 wide, 400
+# mini-batches of 400), the held-out objective was 0.1671 without forgetting, 0.1617 with rho 3, 0.1610 with 5, and
+# 0.1602 with 10 and with 20.
 MOST_FORGETTING = 10.0
 USES_TO_KEEP = 100
-# An atom that no code has used for UNUSED_ROWS_PER_ATOM * n_atoms rows is replaced: early enough for the new atom to be
-# learned, late enough to keep rare atoms.
+# An atom that no code has used for UNUSED_ROWS_PER_ATOM * n_atoms rows is replaced. This is early enough to learn the
+# new atom, and late enough to keep rare atoms.
 UNUSED_ROWS_PER_ATOM = 10
-EQUAL = 1e-6  # a row is a new atom if its cosine with every atom is below 1 - EQUAL
+EQUAL = 1e-6  # a row can become an atom if its cosine with every atom is below 1 - EQUAL
 
 
 class Surrogate:
     """The sums that online learning keeps: ``A = sum w a a^T`` and ``B = sum w a x`` (Mairal et al., 2009, eq. 8).
 
     The weights ``w`` of later mini-batches are larger, since earlier codes use worse dictionaries. At the ``t``-th
-    update the past is weighted by ``(1 - 1 / t)^rho`` (Mairal et al., JMLR 2010, sec. 3.4.2), so that about the last
-    ``t / (rho + 1)`` mini-batches count. ``rho`` grows with the number of codes, from 1 to ``MOST_FORGETTING``, so that
-    the mini-batches that count use an atom ``USES_TO_KEEP`` times on average. Instead of shrinking the past, the weight
-    of the present grows. The sums have the dtype and device of ``atoms`` (n_atoms, dim), the first dictionary.
+    update the past is weighted by ``(1 - 1 / t)^rho`` (Mairal et al., JMLR 2010, sec. 3.4.2), so about the last
+    ``t / (rho + 1)`` mini-batches count. ``rho`` grows with the number of codes, from 1 to ``MOST_FORGETTING``, such
+    that the mini-batches that count use an atom ``USES_TO_KEEP`` times on average. Instead of shrinking the past, the
+    weight of the present grows. The sums have the dtype and device of ``atoms`` (n_atoms, dim), the first dictionary.
     """
 
     def __init__(self, atoms: Tensor) -> None:
@@ -41,7 +41,7 @@ class Surrogate:
         self.uses = 0.0  # mean number of uses of an atom
 
     def add(self, rows: np.ndarray, codes: sp.csr_matrix) -> None:
-        """Add the codes (b, n_atoms) ``scipy.sparse.csr_matrix`` of a mini-batch of hidden states (b, dim)."""
+        """Add a mini-batch of hidden states ``rows`` (b, dim) and their codes (b, n_atoms)."""
         self.updates += 1
         self.uses += codes.nnz / codes.shape[1]
         if self.updates > 1:
@@ -62,7 +62,7 @@ class Surrogate:
         self.b += torch.from_numpy(np.ascontiguousarray(moments)).to(self.b)
 
     def forget(self, atoms: Tensor) -> None:
-        """Delete the sums of the given atoms (indices)."""
+        """Delete the sums of the atoms with these indices."""
         self.a[atoms] = 0
         self.a[:, atoms] = 0
         self.b[atoms] = 0
@@ -71,9 +71,9 @@ class Surrogate:
         """Update the atoms in place by one pass of block coordinate descent (Mairal et al., 2009, algorithm 2).
 
         Each atom moves to its minimizer given all others, and is then projected onto the unit ball. The new atoms of a
-        block are combinations of its old atoms and of the minimizers given those, with coefficients that depend on the
-        inner products of all these alone. They are found on the CPU, so that a GPU gets a few products for each block,
-        and not a few for each atom.
+        block are linear combinations of its old atoms and of their minimizers. The coefficients depend only on the
+        inner products of these vectors. They are computed on the CPU, so a GPU gets a few products per block, not per
+        atom.
         """
         diagonal = self.a.diagonal()
         all_used = torch.nonzero(diagonal > 0).squeeze(1)
@@ -91,10 +91,10 @@ class Surrogate:
 
 
 def _in_turn(changes: np.ndarray, products: np.ndarray) -> np.ndarray:
-    """Coefficients (m, 2m) of the new atoms of a block, each given those before it.
+    """Coefficients (m, 2m) of the new atoms of a block, computed in order, each from the earlier ones.
 
-    A row of ``changes`` (m, m) says how much of the others' changes its minimizer loses; ``products`` (2m, 2m) are the
-    inner products of the minimizers and the old atoms.
+    A row of ``changes`` (m, m) says how much of the other atoms' changes to subtract from its minimizer. ``products``
+    (2m, 2m) are the inner products of the minimizers and the old atoms.
     """
     number = len(changes)
     new = np.eye(number, 2 * number)
@@ -121,8 +121,8 @@ def learn_online(
     """Learn a dictionary by online dictionary learning with this package's solver.
 
     Alternates between coding a mini-batch over the current dictionary and one pass of block coordinate descent on the
-    surrogate ``0.5 tr(D^T A D) - tr(D^T B)``. An atom that stays unused is replaced by a random row of the current
-    mini-batch, each by another one. Settings are those of
+    surrogate ``0.5 tr(D^T A D) - tr(D^T B)``. Atoms that stay unused are replaced by distinct random rows of the
+    current mini-batch. Settings are those of
     :func:`~mlsm_plugin.core.sparse_coding.dictionary.learn_dictionary`.
 
     ``hidden`` is (n_tokens, dim) float32, finite, and ``initial`` the first dictionary, (n_atoms, dim), unit rows.
@@ -153,14 +153,14 @@ def learn_online(
 
 
 def new_directions(rows: np.ndarray, atoms: Tensor) -> Tensor:
-    """Different rows, of unit norm, that no atom equals: codes over two equal atoms would not be unique."""
-    different = normalize_rows(np.unique(rows, axis=0).astype(np.float64))
-    directions = torch.from_numpy(different[different.any(axis=1)]).to(atoms)
+    """Distinct rows of unit norm that equal no atom, since codes over two equal atoms would not be unique."""
+    distinct = normalize_rows(np.unique(rows, axis=0).astype(np.float64))
+    directions = torch.from_numpy(distinct[distinct.any(axis=1)]).to(atoms)
     return directions[(directions @ atoms.T).amax(dim=1) < 1 - EQUAL]
 
 
 def mini_batches(hidden: np.ndarray, batch_size: int, rng: np.random.Generator) -> Iterator[np.ndarray]:
-    """Endless mini-batches of rows in random order; a new pass begins when the last one is used up."""
+    """Endless mini-batches of rows in random order, pass after pass."""
     batch_size = min(batch_size, len(hidden))
     while True:
         order = rng.permutation(len(hidden))

@@ -1,9 +1,9 @@
-"""How well a coder reconstructs hidden states, by the names and definitions of SAEBench's core evaluation.
+"""How well a coder reconstructs hidden states, with the names and definitions of SAEBench's core evaluation.
 
 Source: Karvonen et al., "SAEBench: A Comprehensive Benchmark for Sparse Autoencoders in Language Model
-Interpretability", 2025, arXiv 2503.09532, and its code. Two definitions are those of the textbooks instead:
-``explained_variance`` is about the mean of all rows, with sums before the ratio (SAEBench's issue 76 and SAELens's pull
-request 665 are about the variants that were published before), and ``mse`` is divided by the number of rows once.
+Interpretability", 2025, arXiv 2503.09532, and its code. Two definitions follow textbooks instead.
+``explained_variance`` is relative to the mean of all rows, with sums before the ratio (SAEBench's issue 76 and
+SAELens's pull request 665 discuss earlier variants), and ``mse`` is divided by the number of rows once.
 """
 
 import numpy as np
@@ -16,21 +16,21 @@ from mlsm_plugin.core.sparse_coding.encode import ROWS_PER_CHUNK, as_array, chec
 from mlsm_plugin.core.sparse_coding.sparse_coder import HiddenStates, SparseCoder
 
 Figures = dict[str, float | int | None]
-# latents that fire more often than these shares of the tokens are counted
+# shares of the tokens; latents that fire more often are counted
 DENSITIES = {"1_percent": 0.01, "10_percent": 0.1}
 
 
 class ReconstructionQuality:
     """The figures of a coder, from chunks of rows, in one pass and in float64.
 
-    The memory is that of one chunk and of some numbers for each latent and each dimension. How the rows are cut into
-    chunks does not matter.
+    It needs memory for one chunk and a few numbers for each latent and dimension. The size of the chunks does not
+    affect the result.
     """
 
     def __init__(self, num_atoms: int, dim: int) -> None:
         self.rows = 0
         self._uses = np.zeros(num_atoms, np.int64)
-        self._origin = np.zeros(dim)  # the first row: distances from it keep their digits, however far away zero is
+        self._origin = np.zeros(dim)  # the first row; distances from it keep their digits even if zero is far away
         self._mean = np.zeros(dim)  # of the rows minus the origin
         self._variation = np.zeros(dim)  # sum of squared distances from the mean
         self._rows_with_norm = 0
@@ -86,7 +86,7 @@ class ReconstructionQuality:
         self.rows = total
 
     def health(self) -> JsonObject:
-        """What the ``meta.json`` of a coder says of a sample; the error is ``||x - r||_F / ||x||_F``, 0 for zeros."""
+        """The health in a coder's ``meta.json``; the error is ``||x - r||_F / ||x||_F``, 0 if all rows are zero."""
         error = self._sums["squared_error"]
         norm = self._sums["squared_norm"]
         return {
@@ -98,20 +98,20 @@ class ReconstructionQuality:
         }
 
     def result(self) -> Figures:
-        """The figures as values that JSON can hold; None where a figure is not defined.
+        """The figures as JSON values; None if a figure is not defined.
 
         - ``tokens``: number of rows.
-        - ``explained_variance``: ``1 - sum ||x - r||^2 / sum ||x - mean||^2``; 1 is perfect, the mean as the only
-          reconstruction has 0. None if all rows are equal.
+        - ``explained_variance``: ``1 - sum ||x - r||^2 / sum ||x - mean||^2``; 1 is perfect, and 0 means no better than
+          the mean. None if all rows are equal.
         - ``mse``: mean of ``||x - r||^2``, summed over dimensions.
-        - ``cossim``: mean cosine of ``x`` and ``r``, 0 where ``r`` is zero.
+        - ``cossim``: mean cosine of ``x`` and ``r``, 0 if ``r`` is zero.
         - ``l2_ratio``: mean of ``||r|| / ||x||``; below 1 the reconstructions are shrunk. This and ``cossim`` leave
           out rows of zeros.
         - ``relative_reconstruction_bias``: ``sum ||r||^2 / sum x r`` (Rajamanoharan et al., 2024, arXiv 2404.16014,
           eq. 10); 1 is unbiased.
         - ``l0``, ``l1``: mean number, and mean sum, of the non-zeros of a code.
         - ``frac_alive``: share of the latents that any row uses.
-        - ``freq_over_1_percent``, ``freq_over_10_percent``: share of the latents that more of the rows use.
+        - ``freq_over_1_percent``, ``freq_over_10_percent``: share of the latents used by more than this share of rows.
         - ``normalized_freq_over_1_percent``, ...: the share of all non-zeros that belong to these latents.
         """
         sums = self._sums
@@ -140,9 +140,9 @@ class ReconstructionQuality:
 def coder_health(
     hidden: np.ndarray, coder: SparseCoder, *, threads: int | None = None, device: torch.device | str = "cpu"
 ) -> JsonObject:
-    """Code and reconstruct a sample on a device, and say how well; see :meth:`ReconstructionQuality.health`.
+    """Code and reconstruct a sample on a device, and measure the quality; see :meth:`ReconstructionQuality.health`.
 
-    The error is relative to ``hidden`` (n_tokens, dim), so normalize it for the same weight of all rows.
+    The error is relative to ``hidden`` (n_tokens, dim), so normalize its rows to give them equal weight.
     """
     quality = ReconstructionQuality(coder.num_atoms, coder.dim)
     for start in Progress(range(0, len(hidden), ROWS_PER_CHUNK), desc="judging the dictionary", unit="chunk"):

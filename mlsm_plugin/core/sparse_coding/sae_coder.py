@@ -1,4 +1,4 @@
-"""The second kind of sparse coder: a sparse autoencoder, trained here or elsewhere."""
+"""A kind of sparse coder: a sparse autoencoder, trained here or elsewhere."""
 
 import dataclasses
 import hashlib
@@ -40,7 +40,7 @@ SAE_CHECK = fields(
 class SaeCoder(SparseCoder):
     """Codes hidden states with a :class:`~mlsm_plugin.core.sparse_coding.sparse_autoencoder.SparseAutoencoder`.
 
-    On disk: an npy file for each tensor of its weights, named after it, and ``meta.json`` with its configuration under
+    On disk: an npy file for each tensor, with the tensor's name, and ``meta.json`` with the configuration under
     ``sae``. ``meta`` is as for :class:`~mlsm_plugin.core.sparse_coding.sparse_coder.SparseCoder`.
     """
 
@@ -79,7 +79,7 @@ class SaeCoder(SparseCoder):
         return digest.hexdigest()
 
     def encode(self, hidden: HiddenStates, *, threads: int | None = None) -> SparseCodes:
-        """The latents; normalization is part of the SAE. Without ``threads``, torch is as it is set."""
+        """The latents; normalization is part of the SAE. ``threads`` None: keep torch's number of threads."""
         with torch_threads(threads):
             parts = [self._codes(rows) for rows in self._rows(hidden)]
         empty = sp.csr_matrix((0, self.num_atoms), dtype=np.float32)
@@ -96,7 +96,7 @@ class SaeCoder(SparseCoder):
         return atoms, weights
 
     def _rows(self, hidden: HiddenStates) -> list[Tensor]:
-        """Hidden states, in parts whose dense latents fit into memory, with the SAE on their device."""
+        """Split hidden states into parts whose dense latents fit into memory, and move the SAE to their device."""
         rows = hidden.detach() if isinstance(hidden, Tensor) else torch.from_numpy(np.asarray(hidden))
         if rows.dim() != 2 or rows.shape[1] != self.dim:
             raise ValueError(f"hidden must be (n_tokens, {self.dim}), got {tuple(rows.shape)}")

@@ -1,12 +1,12 @@
-"""Latents of an SAE on CPUs that are fast in bfloat16: found there, computed and certified in float32.
+"""Latents of an SAE on CPUs with fast bfloat16: screened in bfloat16, computed and certified in float32.
 
 The pre-activations of a row differ from those in bfloat16 by at most
 
     ||x - x'|| max ||w|| + ||x'|| max ||w - w'|| + max |b - b'| + the rounding of the result
 
-where a prime marks what is rounded to bfloat16 and ``w`` runs over the rows of the encoder. Only latents that are
-within this bound of being active are computed in float32. Where that does not settle which latents are among the k
-largest, the whole row is computed in float32. The latents are therefore those of float32, up to its own rounding.
+where a prime marks values rounded to bfloat16, and ``w`` runs over the rows of the encoder. Only latents that are
+within this bound of being active are computed in float32. If that does not settle which latents are among the k
+largest, the whole row is computed in float32. The latents are therefore those of float32, up to float32's rounding.
 """
 
 import torch
@@ -14,16 +14,16 @@ from torch import Tensor
 
 from mlsm_plugin.core.sparse_coding.sparse_autoencoder import ChosenLatents, SparseAutoencoder, largest, row_indices
 
-# relative error of a number that is rounded to bfloat16, and a little more for the float32 sums
+# relative error of rounding to bfloat16, plus a little for the float32 sums
 ROUNDING = 2.0**-8 + 1e-4
-CANDIDATES = 1.5  # how many of the largest latents are computed, in units of k
+CANDIDATES = 1.5  # number of largest latents that are computed, in units of k
 MOST_CANDIDATES = 0.1  # with more candidates than this share of all latents, dense products are faster
 
 
 class Screen:
     """Rounded weights of an SAE and the bounds on their errors.
 
-    It is on the CPU, of the activation ``topk`` or ``jumprelu``, and not rescaled by the norms of its decoder.
+    The SAE is on the CPU, has the activation ``topk`` or ``jumprelu``, and is not rescaled by its decoder's norms.
     """
 
     def __init__(self, sae: SparseAutoencoder) -> None:
@@ -36,7 +36,7 @@ class Screen:
         self.bias_error = float((weights.encoder_bias - self.bias.float()).abs().max())
 
     def latents(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
-        """As :meth:`SparseAutoencoder.active_latents`, or None where dense products are faster."""
+        """As :meth:`SparseAutoencoder.active_latents`; None if dense products are faster."""
         x = self.sae.encoder_input(hidden)
         rounded = x.bfloat16()
         pre = torch.addmm(self.bias, rounded, self.encoder.T)
@@ -68,7 +68,7 @@ class Screen:
     def _above_threshold(self, x: Tensor, pre: Tensor, bound: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
         threshold = self.sae.weights.threshold
         assert threshold is not None
-        # comparing with a rounded bar needs its own slack
+        # comparison with a rounded bar needs additional slack
         bar = threshold.clamp(min=0) - float(bound.max()) if len(x) else threshold
         places = torch.nonzero(pre > (bar - bar.abs() * (3 * ROUNDING)).bfloat16())
         if len(places) > MOST_CANDIDATES * pre.numel():
@@ -86,7 +86,7 @@ class Screen:
 
 
 def screen_of(sae: SparseAutoencoder) -> Screen | None:
-    """A screen for an SAE, or None where it does not pay."""
+    """A screen for an SAE, or None if it does not pay off."""
     config = sae.config
     fits = config.activation in ("topk", "jumprelu") and not config.rescale_by_decoder_norm
     return Screen(sae) if fits and sae.weights.encoder.device.type == "cpu" and _is_fast() else None

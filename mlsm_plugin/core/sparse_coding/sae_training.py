@@ -1,7 +1,7 @@
 """Train sparse autoencoders: TopK (Gao et al., 2024, arXiv 2406.04093), BatchTopK (Bussmann et al., 2024,
 arXiv 2412.06410), and either with Matryoshka prefixes (Bussmann et al., 2025, arXiv 2503.17547).
 
-The gradients are written by hand, since only the chosen latents have one; see
+The gradients are written by hand, since only the chosen latents have a gradient; see
 :class:`~mlsm_plugin.core.sparse_coding.sparse_autoencoder.ChosenLatents`.
 """
 
@@ -29,22 +29,22 @@ from mlsm_plugin.core.sparse_coding.sparse_autoencoder import (
 )
 
 METHODS = ("topk", "batchtopk")
-# shares of the updates
+# shares of the updates with a growing, and with a falling learning rate
 WARM_UP = 0.05
 DECAY = 0.2
 LONGEST_WARM_UP = 1000
 # Gao et al. (2024), sections 2.1 and A.2: weight of the auxiliary loss, and epsilon of Adam
 AUXILIARY_WEIGHT = 1 / 32
 ADAM_EPSILON = 6.25e-10
-# Against overfitting. After 20 passes over 16,000 hidden states of a pre-trained model (3,000 latents, k 42,
-# batches of 256), TopK explained 0.856 of the variance of others; without it 0.846 (10 passes, or 20 in batches of
-# 512).
+# Against overfitting. After 20 passes over 16,000 hidden states of a pre-trained model (3,000 latents, k 42, batches of
+# 256), TopK explained 0.856 of the variance of held-out hidden states; without weight decay 0.846 (10 passes, or 20 in
+# batches of 512).
 WEIGHT_DECAY = 1.0
-# As in online dictionary learning, a latent is dead if none of the last DEAD_ROWS_PER_LATENT * n_atoms rows used it.
+# As in online dictionary learning, a latent is dead if the last DEAD_ROWS_PER_LATENT * n_atoms rows did not use it.
 DEAD_ROWS_PER_LATENT = 10
 # Share of the mean eigenvalue of the covariance; see SaeTrainer.begin. After ten passes over 16,000 hidden states of a
-# pre-trained model (3,000 latents, k 42), 0, 14 and 278 latents were never active with 0.03, 0.1 and 1, and about 550
-# with an encoder that began as the plain transpose of the decoder.
+# pre-trained model (3,000 latents, k 42), 0, 14 and 278 latents were never active with 0.03, 0.1 and 1. With an encoder
+# initialized as the transpose of the decoder, it was about 550.
 RIDGE = 0.03
 ROWS_TO_SCALE = 4096
 MOMENTUM = 0.95  # weight of the past in the running mean of BatchTopK's threshold
@@ -54,7 +54,7 @@ TINY = 1e-30
 
 @dataclass(frozen=True)
 class SaeSettings:
-    """What is trained, and how; ValueError if a value is out of range."""
+    """Settings of an SAE and its training; ValueError if a value is out of range."""
 
     num_atoms: int = option(help="number of latents")
     k: int = option(help="active latents: of each row with topk, of a row on average with batchtopk")
@@ -106,9 +106,9 @@ class Figures(NamedTuple):
 class SaeTrainer:
     """Weights, optimizer and counts of a training. Make it with :meth:`begin` or :meth:`resume`.
 
-    Rows are scaled to the norm sqrt(dim) first (``constant_norm``). The ``parameters`` are changed in place.
-    ``variance`` is the mean of ``||x - mean||^2``, the unit of the losses. With ``fast_bf16``, the latents of a row are
-    chosen by products in bfloat16; their values are computed again in float32.
+    Rows are first scaled to the norm sqrt(dim) (``constant_norm``). The ``parameters`` are changed in place.
+    ``variance`` is the mean of ``||x - mean||^2``, the unit of the losses. With ``fast_bf16``, products in bfloat16
+    choose the latents of a row, and their values are computed again in float32.
     """
 
     def __init__(
@@ -127,15 +127,15 @@ class SaeTrainer:
     def begin(
         cls, settings: SaeSettings, sample: Tensor, *, fast_bf16: bool = False, dtype: torch.dtype = torch.float32
     ) -> "SaeTrainer":
-        """First weights from data.
+        """Start a training with weights initialized from data.
 
         The decoder's bias is the mean; its rows are distinct rows of the sample, less the mean. Each row of the encoder
-        is that of the decoder times ``(C + RIDGE * trace(C) / dim)^-1``, ``C`` being the covariance. Without the
-        inverse, the latents of a row would all be those along the few directions in which the rows differ most, and
-        many would die in the first updates. The encoder is scaled to the least squared error.
+        is the decoder's row times ``(C + RIDGE * trace(C) / dim)^-1``, where ``C`` is the covariance. Without the
+        inverse, rows would only activate latents along the few directions in which the rows differ most, and many
+        latents would die in the first updates. The encoder is scaled to the least squared error.
 
-        The sample are (n, dim) finite hidden states, on the device of the training. ValueError if it has fewer
-        different rows than there are atoms.
+        ``sample`` is (n, dim) finite hidden states, on the training's device. ValueError if it has fewer distinct rows
+        than there are atoms.
         """
         x = constant_norm(sample.to(dtype))
         mean = x.mean(0)
@@ -158,7 +158,7 @@ class SaeTrainer:
 
     @classmethod
     def resume(cls, settings: SaeSettings, state: dict[str, Tensor], *, fast_bf16: bool = False) -> "SaeTrainer":
-        """Continue from what :meth:`state` gave; ValueError if a tensor is missing, or has another shape."""
+        """Continue from a :meth:`state`; ValueError if a tensor is missing or has another shape."""
         try:
             parameters = Parameters(*(state[name].clone() for name in Parameters._fields))
             trainer = cls(settings, parameters, float(state["variance"]), fast_bf16=fast_bf16)
@@ -176,7 +176,7 @@ class SaeTrainer:
         return trainer
 
     def state(self) -> dict[str, Tensor]:
-        """Everything that the rest of the training depends on, besides the settings and the rows."""
+        """The state that the rest of the training depends on, besides the settings and the rows."""
         counts = {"updates": self.updates, "seen": self.seen}
         numbers = {"variance": self.variance, "threshold": self.threshold}
         state = {name: torch.tensor(value) for name, value in counts.items()}
@@ -187,7 +187,7 @@ class SaeTrainer:
         return state
 
     def sae(self) -> SparseAutoencoder:
-        """The SAE of the present weights; BatchTopK's with one threshold for all latents."""
+        """The SAE with the present weights; for BatchTopK, with one threshold for all latents."""
         settings = self.settings
         weights = Parameters(*(tensor.clone() for tensor in self.parameters))
         if settings.method == "topk":
@@ -203,8 +203,8 @@ class SaeTrainer:
     def update(self, rows: Tensor) -> Figures:
         """One step of Adam on a batch (n, dim), for the latents that have a gradient.
 
-        The others, and their moments, stay as they are. Second moments that fade would let the next gradient move a
-        rare latent too far, and momentum would go on moving it, until no row activates it.
+        Other latents and their moments do not change. If second moments faded, the next gradient would move a rare
+        latent too far, and momentum would keep moving it until no row activates it.
         """
         gradients, figures = self.gradients(constant_norm(rows.to(self.parameters.encoder)))
         decoder = self.parameters.decoder
@@ -242,7 +242,7 @@ class SaeTrainer:
         parts = layered.times(values[order], weights.decoder).view(layers, *x.shape)
         residuals = parts.cumsum(0) - centred  # of each prefix: x_hat - x
         unit = 1 / (size * self.variance)
-        # a latent takes part in its own layer and in all later ones
+        # a latent takes part in its own layer and in all later layers
         errors = 2 * unit * residuals.flip(0).cumsum(0).flip(0)
         decoder = layered.transposed_times(values[order], errors.flatten(0, 1))
         of_values = torch.empty_like(values)
@@ -265,7 +265,7 @@ class SaeTrainer:
         return gradients, Figures(loss, 1 - float(unexplained), float(active.sum()) / size, len(dead))
 
     def _layers(self, chosen: ChosenLatents) -> tuple[ChosenLatents, Tensor, int]:
-        """The latents with a block of rows for those that each prefix adds; their order, and the number of blocks."""
+        """The latents with a block of rows for the latents that each prefix adds; their order; the number of blocks."""
         size, width = chosen.shape
         if not self.settings.prefixes:
             return chosen, torch.arange(len(chosen.rows), device=chosen.rows.device), 1
@@ -277,7 +277,7 @@ class SaeTrainer:
         return ChosenLatents(rows, chosen.columns[order], (layers * size, width)), order, layers
 
     def _add_auxiliary(self, gradients: Parameters, centred: Tensor, residual: Tensor, dead: Tensor) -> float:
-        """Add the gradients of the auxiliary loss, which is returned (Gao et al., 2024, section A.2)."""
+        """Add the gradients of the auxiliary loss, and return the loss (Gao et al., 2024, section A.2)."""
         encoder = self.parameters.encoder[dead]
         decoder = self.parameters.decoder[dead]
         pre = torch.addmm(self.parameters.encoder_bias[dead], centred, encoder.T)
@@ -319,9 +319,9 @@ def train_sae(
     after_update: Callable[[], None] | None = None,
     log: Callable[[Mapping[str, float], int], None] | None = None,
 ) -> SparseAutoencoder:
-    """Do the updates that are left, each on a batch (n, dim); after each, ``after_update`` may save the state.
+    """Do the remaining updates, each on a batch (n, dim); after each, ``after_update`` may save the state.
 
-    ``log`` gets the :class:`Figures` by name, and the number of the update, at most 2,000 times.
+    ``log`` gets the :class:`Figures` by name and the number of the update, at most 2,000 times.
     """
     settings = trainer.settings
     every = max(1, settings.updates // 1000)
@@ -340,7 +340,7 @@ def train_sae(
 
 
 def schedule(done: int, total: int) -> float:
-    """The learning rate of the next of ``total`` updates: it warms up, stays at 1, and falls to 0 linearly."""
+    """The learning rate after ``done`` of ``total`` updates, relative: it warms up, stays at 1, and falls to 0."""
     up = max(1, min(LONGEST_WARM_UP, round(total * WARM_UP)))
     return min(1.0, (done + 1) / up, (total - done) / max(1, round(total * DECAY)))
 

@@ -1,7 +1,7 @@
 """Everything that uses spams: its LARS homotopy as a solver, and ``spams.trainDL`` as a learner.
 
-spams sets the threads of OpenMP for the whole process, and torch shares them. It takes columns in Fortran order, that
-is, the transposes of rows in C order, and aborts the process if shapes disagree, so that callers check them first.
+spams sets the number of OpenMP threads for the whole process, including torch. It takes columns in Fortran order, that
+is, transposes of rows in C order. It aborts the process if shapes disagree, so callers check them first.
 """
 
 from collections.abc import Iterator
@@ -14,9 +14,9 @@ from mlsm_plugin.core.files.progress import Progress
 from mlsm_plugin.core.sparse_coding.active_set_torch import relative_gap_of_parts
 from mlsm_plugin.core.sparse_coding.sparse_coder import DENSE_ENTRIES, torch_threads
 
-# spams shows no progress during a call, so it is called for a few mini-batches at a time. With 10 per call, the
-# held-out objective on hidden states of a pre-trained model (512 atoms, 384 wide) is 1.0003 times that of a single call
-# after 100 mini-batches, and 0.998 times after 300; with 1 per call it is worse (1.07 times).
+# spams shows no progress during a call, so each call gets a few mini-batches. With 10 per call, the held-out objective
+# on hidden states of a pre-trained model (512 atoms, 384 wide) is 1.0003 times that of a single call after 100
+# mini-batches, and 0.998 times after 300; with 1 per call it is worse (1.07 times).
 BATCHES_PER_CALL = 10
 PENALTY = 2  # spams' mode: 0.5 ||x - D a||^2 + lambda1 ||a||_1
 
@@ -34,7 +34,7 @@ def solve_with_spams(
 ) -> tuple[sp.csr_matrix, np.ndarray]:
     """Codes (n_tokens, n_atoms) of rows, and their certified relative duality gaps (n_tokens,).
 
-    All of it is float64, since in float32 spams loses the path of some rows completely. ValueError if spams is not
+    Everything is float64, since in float32 spams loses the path of some rows completely. ValueError if spams is not
     installed.
     """
     with torch_threads(None):
@@ -61,15 +61,15 @@ def learn_with_spams(
     batch_size: int,
     threads: int | None,
 ) -> np.ndarray:
-    """Learn from a few mini-batches in each call, with the state of the call before: (n_atoms, dim), norms at most 1.
+    """Learn from a few mini-batches per call of spams, passing on its state: (n_atoms, dim), norms at most 1.
 
-    ``parts`` are the rows (n, dim) float32 of ``BATCHES_PER_CALL`` mini-batches each, without an end, and ``initial``
-    the first dictionary. Settings are those of
+    ``parts`` yields rows (n, dim) float32 of ``BATCHES_PER_CALL`` mini-batches each, endlessly. ``initial`` is the
+    first dictionary. Settings are those of
     :func:`~mlsm_plugin.core.sparse_coding.dictionary.learn_dictionary`. ValueError if spams is not installed.
     """
     learned = initial.T.copy(order="F")
     state: dict[str, object] = {}
-    done = 0  # a bar does not count where TQDM_DISABLE is set
+    done = 0  # the bar does not count if TQDM_DISABLE is set
     with Progress(total=iterations, desc="learning the dictionary", unit="batch") as progress, torch_threads(None):
         while done < iterations:
             count = min(BATCHES_PER_CALL, iterations - done)

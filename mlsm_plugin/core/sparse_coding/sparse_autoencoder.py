@@ -1,23 +1,23 @@
 """A sparse autoencoder (SAE): one matrix product and an activation give the latents of a hidden state.
 
-With ``x`` the hidden state after :func:`SparseAutoencoder.normalized`, and ``b_dec`` subtracted where the SAE was
-trained so,
+With ``x`` the hidden state after :func:`SparseAutoencoder.normalized`, and ``b_dec`` subtracted if the SAE was trained
+that way,
 
     pre = x @ encoder.T + encoder_bias
     latents = activation(pre)
-    reconstruction = latents @ decoder + decoder_bias, and the normalization undone.
+    reconstruction = latents @ decoder + decoder_bias, then the normalization is undone.
 
-The rows of ``encoder`` and ``decoder`` belong to the latents, as the rows of a dictionary do. The activations:
+Each row of ``encoder`` and ``decoder`` belongs to a latent, like the rows of a dictionary. The activations:
 
 - ``relu``: ``max(pre, 0)``.
-- ``topk``: the same for the ``k`` largest of a row, 0 for the others (Gao et al., 2024, arXiv 2406.04093).
-- ``jumprelu``: the same where ``pre > threshold``, 0 elsewhere (Rajamanoharan et al., 2024, arXiv 2407.14435). A
-  BatchTopK SAE (Bussmann et al., 2024, arXiv 2412.06410) is used in this form, with one threshold for all latents.
-- ``gated``: ``max(exp(gate_scale) * (x @ encoder.T) + gate_bias, 0)`` where ``pre > 0``, 0 elsewhere (Rajamanoharan et
-  al., 2024, arXiv 2404.16014).
+- ``topk``: the same for the ``k`` largest values of a row, else 0 (Gao et al., 2024, arXiv 2406.04093).
+- ``jumprelu``: the same where ``pre > threshold``, else 0 (Rajamanoharan et al., 2024, arXiv 2407.14435). A BatchTopK
+  SAE (Bussmann et al., 2024, arXiv 2412.06410) is used in this form, with one threshold for all latents.
+- ``gated``: ``max(exp(gate_scale) * (x @ encoder.T) + gate_bias, 0)`` where ``pre > 0``, else 0 (Rajamanoharan et al.,
+  2024, arXiv 2404.16014).
 
-A row of latents has ``k`` non-zeros of thousands. On a CPU, products with the ``k`` chosen rows of a matrix (torch's
-CSR kernels) take about a tenth of the time of the dense products. On other devices the products are dense.
+Only ``k`` of thousands of latents are non-zero. On a CPU, products with the ``k`` chosen rows of a matrix (torch's CSR
+kernels) take about a tenth of the time of dense products. On other devices the products are dense.
 """
 
 import copy
@@ -30,12 +30,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-# a filter, since leaving `catch_warnings` after each product would make Python show all other warnings again
+# a global filter, since `catch_warnings` around each product would make Python repeat all other warnings
 warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta state", category=UserWarning)
 
 ACTIVATIONS = ("relu", "topk", "jumprelu", "gated")
 INPUT_NORMS = ("none", "constant_norm", "layer_norm")
-LAYER_NORM_EPSILON = 1e-5  # that of SAELens
+LAYER_NORM_EPSILON = 1e-5  # as in SAELens
 # A longer row is cut into groups of sqrt(n / k) values. The k largest values lie in the k groups with the largest
 # maxima, so that two short searches find them.
 FEWEST_GROUPED = 256
@@ -43,11 +43,11 @@ FEWEST_GROUPED = 256
 
 @dataclass(frozen=True)
 class SaeConfig:
-    """What an SAE is besides its weights; ValueError if a value is something else.
+    """The configuration of an SAE; ValueError if a value is not allowed.
 
-    The input norm ``constant_norm`` scales each hidden state to the norm sqrt(dim); ``layer_norm`` subtracts its mean,
-    and divides it by its standard deviation (n - 1) + 1e-5. An SAE that is rescaled multiplies ``pre`` by the norms of
-    the decoder's rows, and divides the latents by them before the decoder.
+    The input norm ``constant_norm`` scales each hidden state to the norm sqrt(dim). ``layer_norm`` subtracts its mean
+    and divides by its standard deviation (n - 1) + 1e-5. With ``rescale_by_decoder_norm``, ``pre`` is multiplied by the
+    norms of the decoder's rows, and the latents are divided by them before the decoder.
     """
 
     activation: str = "relu"  # one of ACTIVATIONS
@@ -71,15 +71,15 @@ class SaeConfig:
 
 
 class SaeWeights(NamedTuple):
-    """The tensors of an SAE; those that its activation does not have are None."""
+    """The tensors of an SAE; tensors that its activation does not use are None."""
 
     encoder: Tensor  # (n_atoms, dim)
-    encoder_bias: Tensor  # (n_atoms,); of a gated SAE, the bias that opens the gates
+    encoder_bias: Tensor  # (n_atoms,); in a gated SAE, the bias of the gates
     decoder: Tensor  # (n_atoms, dim)
     decoder_bias: Tensor  # (dim,)
-    threshold: Tensor | None = None  # (n_atoms,), of jumprelu
-    gate_scale: Tensor | None = None  # (n_atoms,), of gated: logarithm of the scale of the magnitudes
-    gate_bias: Tensor | None = None  # (n_atoms,), of gated: bias of the magnitudes
+    threshold: Tensor | None = None  # (n_atoms,), jumprelu
+    gate_scale: Tensor | None = None  # (n_atoms,), gated: logarithm of the scale of the magnitudes
+    gate_bias: Tensor | None = None  # (n_atoms,), gated: bias of the magnitudes
 
 
 ONLY_OF = {"threshold": "jumprelu", "gate_scale": "gated", "gate_bias": "gated"}
@@ -117,7 +117,7 @@ class SparseAutoencoder:
         self.decoder_norms = torch.linalg.vector_norm(weights.decoder, dim=1)
 
     def to(self, device: torch.device | str) -> "SparseAutoencoder":
-        """The SAE on a device; itself if it is there."""
+        """The SAE on a device; itself if it is already there."""
         if self.weights.encoder.device == torch.device(device):
             return self
         moved = copy.copy(self)
@@ -126,7 +126,7 @@ class SparseAutoencoder:
         return moved
 
     def latents(self, hidden: Tensor) -> Tensor:
-        """The latents (n, n_atoms) float32, not negative, of hidden states (n, dim) on the device of the weights."""
+        """Non-negative latents (n, n_atoms) float32 of hidden states (n, dim) on the device of the weights."""
         weights = self.weights
         config = self.config
         pre = self._pre_activations(hidden)
@@ -144,23 +144,23 @@ class SparseAutoencoder:
         return pre.relu()
 
     def active_latents(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The latents of hidden states (n, dim) that are not 0; of ``topk``, the k of each row.
+        """The non-zero latents of hidden states (n, dim); for ``topk``, the k largest of each row.
 
-        They are rows (m,) ascending, columns (m,), and values (m,) float32, not negative.
+        Returns ascending rows (m,), columns (m,), and non-negative values (m,) float32.
         """
         if self.config.k is not None:
             values, columns = largest(self._pre_activations(hidden), self.config.k)
             return row_indices(columns), columns.flatten(), values.relu().flatten()
         latents = self.latents(hidden)
-        # a sixth of the time of to_sparse_csr
+        # takes a sixth of the time of to_sparse_csr
         places = torch.from_numpy(np.flatnonzero((latents > 0).cpu().numpy())).to(latents.device)
         rows = places // self.num_atoms
         return rows, places - rows * self.num_atoms, latents.flatten()[places]
 
     def reconstructed(self, latents: Tensor, hidden: Tensor) -> Tensor:
-        """Reconstructions (n, dim) float32, in their space, of hidden states with these latents, dense or sparse (CSR).
+        """Reconstructions (n, dim) float32 of hidden states from their latents, dense or sparse (CSR).
 
-        Of ``hidden``, only the norm or the mean and deviation are used, to undo the normalization.
+        Only the norm, or the mean and deviation, of ``hidden`` are used, to undo the normalization.
         """
         _, scale, shift = self.normalized(hidden)
         directions = self.weights.decoder
@@ -171,8 +171,8 @@ class SparseAutoencoder:
     def with_unit_decoder(self, norms: Tensor) -> "SparseAutoencoder":
         """The same SAE with the norms (n_atoms,) of the decoder's rows folded into the encoder.
 
-        ``pre * norms`` are the pre-activations of an encoder whose rows and biases are multiplied by ``norms``, and
-        ``latents / norms`` before the decoder is a decoder of unit rows.
+        Multiplying the encoder's rows and biases by ``norms`` gives the pre-activations ``pre * norms``. Dividing the
+        latents by ``norms`` before the decoder amounts to a decoder with unit rows.
         """
         weights = self.weights
         folded = weights._replace(
@@ -207,7 +207,7 @@ class SparseAutoencoder:
 
 
 def constant_norm_scale(rows: Tensor) -> Tensor:
-    """What rows (n, dim) are divided by to have the norm sqrt(dim), (n, 1); 1 for a row of zeros."""
+    """The divisors (n, 1) that scale rows (n, dim) to the norm sqrt(dim); 1 for a row of zeros."""
     scale = torch.linalg.vector_norm(rows, dim=1, keepdim=True) / rows.shape[1] ** 0.5
     return torch.where(scale > 0, scale, torch.ones_like(scale))
 
@@ -226,21 +226,21 @@ def _each(weights: SaeWeights, change: Callable[[Tensor], Tensor]) -> SaeWeights
 
 
 def tensors_of(config: SaeConfig) -> list[str]:
-    """The names of the tensors that an SAE has."""
+    """The names of the tensors of an SAE with this configuration."""
     return [name for name in SaeWeights._fields if ONLY_OF.get(name) in (None, config.activation)]
 
 
 def largest(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k largest of each row of values (n, m), as ``topk(k, dim=1, sorted=False)`` gives them up to ties and order.
+    """The k largest of each row of values (n, m), like ``topk(k, dim=1, sorted=False)`` up to ties and order.
 
-    They are values (n, k) and columns (n, k) int64. ``torch.topk`` looks at all values; on a CPU this is about three
-    times as fast for 3,000 values and k = 42.
+    Returns values (n, k) and columns (n, k) int64. On a CPU this is about three times as fast as ``torch.topk`` for
+    3,000 values and k = 42, since it does not search all values.
     """
     rows, width = values.shape
     size = int((width / k) ** 0.5)
     if values.device.type != "cpu" or size < 2 or width < FEWEST_GROUPED or rows == 0:
         return values.topk(k, dim=1, sorted=False)
-    groups = width // size  # column c of the first groups * size ones lies in the group c % groups
+    groups = width // size  # column c of the first groups * size columns is in group c % groups
     grouped = values[:, : groups * size].unflatten(1, (size, groups))
     rest = values[:, groups * size :]
     best = grouped.amax(1).topk(k, dim=1, sorted=False).indices  # (n, k)
@@ -253,9 +253,9 @@ def largest(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def largest_of_all(values: Tensor, count: int, bar: float) -> Tensor:
-    """Flat places (count,) int64, ascending, of the largest values of a matrix.
+    """Ascending flat indices (count,) int64 of the largest values of a matrix.
 
-    If at least ``count`` values are above ``bar``, a guess, only those are searched.
+    ``bar`` is a guess: if at least ``count`` values are above it, only these are searched.
     """
     flat = values.flatten()
     above = torch.nonzero(flat > bar).squeeze(1)
@@ -267,7 +267,7 @@ def largest_of_all(values: Tensor, count: int, bar: float) -> Tensor:
 
 
 class ChosenLatents:
-    """Places in a matrix of latents, and products with the values there.
+    """Places in a matrix of latents, and products with the values at these places.
 
     ``rows`` (m,) are ascending and, like ``columns`` (m,), int64; ``shape`` is (n, n_atoms).
     """
@@ -314,7 +314,7 @@ class ChosenLatents:
 
 
 def _csr(rows: Tensor, columns: Tensor, values: Tensor, shape: tuple[int, int]) -> Tensor:
-    """A sparse matrix; ``rows`` are ascending."""
+    """A sparse matrix; ``rows`` must be ascending."""
     ends = torch.bincount(rows, minlength=shape[0]).cumsum(0)
     starts = torch.cat([ends.new_zeros(1), ends])
     return torch.sparse_csr_tensor(starts, columns, values, shape, check_invariants=False)

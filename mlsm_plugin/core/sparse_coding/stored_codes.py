@@ -9,7 +9,7 @@ from mlsm_plugin.core.sparse_coding.encode import target_distribution
 
 INDPTR_DTYPE = np.dtype(np.uint32)
 WEIGHT_DTYPE = np.dtype(np.float16)
-CODES_OVER = "codes_over"  # in the state of a task: the fingerprint of the dictionary; what else decides codes: codes_*
+CODES_OVER = "codes_over"  # key in a task's state for the dictionary's fingerprint; other settings of codes: codes_*
 NO_POSITION = -1  # position of a token that has no row in the code store, such as a prepended BOS or padding
 
 
@@ -19,7 +19,10 @@ def atom_dtype(num_atoms: int) -> np.dtype:
 
 
 def recorded_coverage(meta: JsonObject, directory: PathLike) -> tuple[float, int]:
-    """The share of the positions that a code store covers, and its seed, from its ``meta.json``."""
+    """The share of positions that a code store covers, and its seed, from its ``meta.json``.
+
+    ValueError if the share is below 1 and the seed is missing.
+    """
     coverage = float(meta.get("coverage", 1.0))
     seed = meta.get("coverage_seed")
     if coverage < 1 and seed is None:
@@ -28,7 +31,10 @@ def recorded_coverage(meta: JsonObject, directory: PathLike) -> tuple[float, int
 
 
 def origin_of(meta: JsonObject, top: int | None) -> JsonObject:
-    """What decides codes of which ``top`` atoms are kept, from the ``meta.json`` of their store, for a task's state."""
+    """Everything that decides codes, from their store's ``meta.json`` and the number ``top`` of atoms to keep.
+
+    It is part of a task's state.
+    """
     known = {**meta, **meta.get("fingerprints", {})}
     tops = [number for number in (meta.get("latent_top"), top) if number]
     names = ("auxiliary", "layer", "lambda", "coder", "activation", "latent_select")
@@ -37,7 +43,7 @@ def origin_of(meta: JsonObject, top: int | None) -> JsonObject:
 
 
 def check_same_codes(before: JsonObject, now: JsonObject, codes: str, others: str, remedy: str) -> None:
-    """Raise ValueError if, by two states of a task, codes differ in something that both of them say."""
+    """Raise ValueError if two states of a task differ in an entry about codes that both have."""
     for name in (name for name in now if name.startswith("codes_")):
         if None not in (now[name], before.get(name)) and now[name] != before[name]:
             what = "over another dictionary (SHA-256 " if name == CODES_OVER else f"of another {name[6:]} ("
@@ -47,14 +53,14 @@ def check_same_codes(before: JsonObject, now: JsonObject, codes: str, others: st
 
 
 def covered_positions(positions: np.ndarray, *, coverage: float, seed: int) -> np.ndarray:
-    """Tell for each position whether it belongs to the seeded share.
+    """Whether each position belongs to the seeded share, (n,) bool; ValueError if a setting is out of range.
 
     A hash of (seed, position) decides for each position independently (SplitMix64: Steele, Lea and Flood, 2014). The
     choice therefore does not depend on shards or ranks, and with the same seed, a larger coverage contains a smaller
-    one.
+    coverage.
 
     Args:
-        positions: (n,) int, flat token positions of a split; negative ones (no position) are never covered.
+        positions: (n,) int, flat token positions of a split; negative positions (no position) are never covered.
         coverage: expected share of the positions, in (0, 1]; 1 covers all.
         seed: any integer in [0, 2^63).
     """
@@ -78,7 +84,7 @@ def _mix(state: np.ndarray) -> np.ndarray:
 
 
 def without_negative_codes(codes: sp.csr_matrix) -> sp.csr_matrix:
-    """The codes (n, n_atoms), where those with a negative weight are empty: they cannot become a distribution."""
+    """Empty the codes (n, n_atoms) that have a negative weight, since they cannot become a distribution."""
     if codes.nnz == 0 or codes.data.min() >= 0:
         return codes
     rows = np.repeat(np.arange(codes.shape[0]), np.diff(codes.indptr))
@@ -92,9 +98,9 @@ def check_top(top: int | None) -> None:
 
 
 def strongest(codes: sp.csr_matrix, top: int | None) -> sp.csr_matrix:
-    """The codes with the ``top`` atoms of the largest weights only (None: all); their weights stay as they are.
+    """Keep the ``top`` atoms with the largest weights of each code (None: all); their weights do not change.
 
-    ``codes`` are (n, n_atoms), non-negative, with sorted columns. Of equal weights, the first is kept.
+    ``codes`` are (n, n_atoms), non-negative, with sorted columns. Among equal weights, the first is kept.
     """
     if top is None or codes.nnz == 0:
         return codes
@@ -108,15 +114,16 @@ def strongest(codes: sp.csr_matrix, top: int | None) -> sp.csr_matrix:
 
 
 def _only(codes: sp.csr_matrix, kept: np.ndarray) -> sp.csr_matrix:
-    """The codes without those of their entries (nnz,) that are not ``kept``."""
+    """The codes with only the entries that are ``kept`` (nnz,) bool."""
     indptr = np.concatenate([[0], np.cumsum(kept)])[codes.indptr]
     return sp.csr_matrix((codes.data[kept], codes.indices[kept], indptr), shape=codes.shape)
 
 
 def strongest_of_padded(atoms: np.ndarray, weights: np.ndarray, top: int) -> tuple[np.ndarray, np.ndarray]:
-    """The ``top`` atoms of each row of stored codes with the largest weights, as distributions again.
+    """The ``top`` atoms with the largest weights of each row of stored codes, normalized to distributions again.
 
-    ``atoms`` (n, m) int32 are padded with -1, and ``weights`` (n, m) float16 with 0; the results (n, min(m, top)), too.
+    ``atoms`` (n, m) int32 are padded with -1, and ``weights`` (n, m) float16 with 0; so are the results, which are
+    (n, min(m, top)).
     """
     if atoms.shape[1] <= top:
         return atoms, weights
@@ -128,7 +135,7 @@ def strongest_of_padded(atoms: np.ndarray, weights: np.ndarray, top: int) -> tup
 
 
 def stored_form(codes: sp.csr_matrix) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The number of non-zeros of each row, and the atoms and weights of ``codes``, in the types of the files.
+    """The number of non-zeros of each row of ``codes``, and their atoms and weights, in the types of the files.
 
     ValueError if weights are negative or not finite.
     """
@@ -143,9 +150,9 @@ def stored_form(codes: sp.csr_matrix) -> tuple[np.ndarray, np.ndarray, np.ndarra
 
 
 def padded_distributions(codes: sp.csr_matrix) -> tuple[np.ndarray, np.ndarray]:
-    """Convert codes (n, n_atoms), non-negative, to rows of equal length, normalized and rounded as in the code store.
+    """Convert non-negative codes (n, n_atoms) to rows of equal length, normalized and rounded as in the code store.
 
-    They are atoms (n, m) int32 padded with -1, weights (n, m) float16 padded with 0; m is the length of the longest.
+    Returns atoms (n, m) int32 padded with -1, and weights (n, m) float16 padded with 0; m is the longest row's length.
     """
     lengths, flat_atoms, flat_weights = stored_form(codes)
     filled = np.arange(lengths.max(initial=0)) < lengths[:, None]  # (n, m)
@@ -164,7 +171,7 @@ class ShardRows:
 
     def __init__(self, num_tokens: int, num_atoms: int) -> None:
         self.shape = (num_tokens, num_atoms)
-        self.coded_tokens = self._filled = 0  # number of rows that were added, and the first that can follow them
+        self.coded_tokens = self._filled = 0  # number of added rows, and the first row that can follow them
         self.nonzeros = 0  # weights of these rows that did not round to 0
         self.gap_sum = self.gap_max = 0.0
         self.has_gaps = True  # whether all rows came with gaps
@@ -173,10 +180,12 @@ class ShardRows:
         self._weights: list[np.ndarray] = [np.zeros(0, WEIGHT_DTYPE)]
 
     def add(self, rows: np.ndarray, codes: sp.csr_matrix, gap: np.ndarray | None = None) -> None:
-        """Add codes; each is divided by its sum and rounded to float16, and weights that round to 0 are left out.
+        """Add codes, divided by their sums and rounded to float16; weights that round to 0 are left out.
+
+        ValueError if shapes do not fit, or the rows do not ascend or are outside the shard.
 
         Args:
-            rows: (n,) int, tokens of the shard, ascending, and all after those already added.
+            rows: (n,) int, tokens of the shard, ascending, and all after the rows already added.
             codes: (n, n_atoms), finite and non-negative.
             gap: (n,) relative duality gaps, if the coder certifies its codes.
         """

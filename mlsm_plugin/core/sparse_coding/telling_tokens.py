@@ -1,18 +1,18 @@
-"""Which tokens say most about an atom: not its commonest ones, but those that it has more often than by chance."""
+"""The most informative tokens of an atom: not its most common tokens, but tokens more common than by chance."""
 
 import numpy as np
 import scipy.sparse as sp
 
 
 def telling_tokens(weights: sp.csr_matrix, count: int) -> list[tuple[np.ndarray, np.ndarray]]:
-    """For each atom the tokens that tell most, at most ``count``, and how much, the most telling first.
+    """For each atom, at most ``count`` of the most informative tokens and their scores, the highest first.
 
-    How much a token tells is its share of the atom's weight times the logarithm of how many times its share of all
-    weight that is: its part of the Kullback-Leibler divergence.
+    The score of a token is p log(p / q), where p is its share of the atom's weight, and q its share of all weight: its
+    term of the Kullback-Leibler divergence.
 
     Args:
         weights: ``(n_atoms, V)``, the sums of each atom's activations on each token.
-        count: tokens of each atom.
+        count: largest number of tokens per atom.
     """
     weights = weights.tocsr().astype(np.float64)
     of_atom = np.asarray(weights.sum(axis=1)).ravel()

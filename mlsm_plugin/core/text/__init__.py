@@ -1,1 +1,1 @@
-"""Text to ids: SentencePiece training, fairseq's ``dict.txt``, and the binarized dataset."""
+"""Tokenizers and text files, and checks of text before it becomes ids."""

@@ -30,39 +30,40 @@ logger = logging.getLogger(__name__)
 SPECIAL_SYMBOLS = 4  # fairseq's <s> <pad> </s> <unk>
 FAIRSEQ_PAD = 1
 FILES_OF_TOKENIZERS = ("tokenizer*", "vocab.*", "*.model", "bpe.codes")
-# roles of Hugging Face's special tokens; the unknown token stands for a word
+# roles of Hugging Face's special tokens; not the unknown token, which stands for a word
 ROLES = ("cls", "bos", "sep", "eos", "pad", "mask")
-# special tokens without a role that stand for missing text, as the mask does: those of NPM, and sentinels
+# special tokens without a role that stand for missing text, like the mask: the masks of NPM, and sentinels
 GAPS = re.compile(r"<mask_[se]>|<extra_id_\d+>")
 ModelInput = dict[str, list[int]]  # ids, attention mask and, for some models, token types
 Offsets = list[tuple[int, int]]  # the places of the characters of tokens
-# roles whose token must differ from these: padding gets no attention, and a mask is never masked
+# roles whose token must differ from the tokens of other roles: padding gets no attention, and a mask is never masked
 SINGLE_ROLES = {"pad": ("cls", "bos", "sep", "eos", "mask"), "mask": ("cls", "bos", "sep", "eos", "unk")}
 ADDED_TOKEN = fields({"id": whole(), "content": text, "special": anything})
 TOKENIZER_CHECK = fields(known={"added_tokens": list_of(ADDED_TOKEN)})  # of tokenizer.json
 
 
 class HuggingFaceTokenizer:
-    """A tokenizer of ``transformers``, with the mapping between its ids and those of fairseq.
+    """A tokenizer of ``transformers``, with the mapping between its ids and fairseq's ids.
 
-    fairseq's dictionary is ``<s> <pad> </s> <unk>``, then the vocabulary in its own order without the tokens that have
-    these roles, then ``<mask>``. For RoBERTa's own vocabulary, the ids are the same as Hugging Face's. A token that
+    fairseq's dictionary is ``<s> <pad> </s> <unk>``, then the vocabulary in its order without the tokens that have
+    these roles, then ``<mask>``. For RoBERTa's vocabulary, the ids are the same as Hugging Face's. A token that
     fairseq's files cannot hold (it contains whitespace, or looks like a special symbol) is listed as ``[hf:ID]``.
     ValueError if there is no tokenizer, it is not a fast one, or it lacks tokens that begin, end and pad a text.
 
-    A text is read as :func:`text_backend` says. A Unigram vocabulary also holds special tokens as pieces; where a text
-    names one that is no text, it is unknown.
+    :func:`text_backend` describes how a text is read. A Unigram vocabulary also holds special tokens as pieces; if a
+    text contains a special token that is never text, it becomes the unknown token.
 
     ``path`` is a folder or a hub name, with or without ``hf:``.
 
     Attributes:
         symbols: the lines of ``dict.txt``.
         hf_ids: Hugging Face's id for each of fairseq's ids, ``<mask>`` included, ``(len(symbols) + 5,)`` int64.
-        fairseq_ids: fairseq's id for each of those ids, ``(largest_id + 1,)``; special tokens map to ``<unk>``.
+        fairseq_ids: fairseq's id for each of Hugging Face's ids, ``(largest_id + 1,)``; special tokens map to
+            ``<unk>``.
         begin_id, pad_id, end_id: Hugging Face's ids of the tokens that are declared to begin, pad and end a text.
-        before, after: the ids that the tokenizer does add before and after a text; a tokenizer can declare tokens and
-            add none.
-        mask_id: Hugging Face's id of the mask; None: there is none.
+        before, after: the ids that the tokenizer actually adds before and after a text; it can declare tokens and add
+            none.
+        mask_id: Hugging Face's id of the mask, or None.
         special_ids: Hugging Face's ids of special tokens, see :func:`special_ids`.
         backend: the ``tokenizers.Tokenizer`` of :func:`text_backend`.
     """
@@ -106,18 +107,18 @@ class HuggingFaceTokenizer:
         return hashlib.sha256(self.backend.to_str().encode()).hexdigest()
 
     def tokens_by_id(self) -> list[str]:
-        """The tokens in the order of their ids; empty where an id has none."""
+        """The tokens in the order of their ids; empty for an id without a token."""
         tokens = [""] * (self.largest_id + 1)
         for token, number in self._tokenizer.get_vocab().items():
             tokens[number] = token
         return tokens
 
     def surrounded(self, ids: Sequence[int]) -> list[int]:
-        """The ids of a text with those that the tokenizer adds."""
+        """The ids of a text with the ids that the tokenizer adds before and after it."""
         return [*self.before, *ids, *self.after]
 
     def encoded(self, texts: Sequence[str]) -> list[tuple[list[int], Offsets]]:
-        """Hugging Face's ids of each text, without those that begin and end it, and the places of their characters."""
+        """Hugging Face's ids of each text, without tokens that begin and end it, and the places of their characters."""
         encodings = self.backend.encode_batch(list(texts), add_special_tokens=False)
         return [(self._of_text(encoding.ids), encoding.offsets) for encoding in encodings]
 
@@ -137,7 +138,7 @@ class HuggingFaceTokenizer:
         Samples of more than ``max_length`` ids are cut at their end, the longer text of a pair first.
 
         Returns:
-            the inputs, and how many samples were cut.
+            the inputs, and the number of samples that were cut.
         """
         pairs = [tuple(sample) if len(sample) > 1 else sample[0] for sample in samples]
         self.backend.enable_truncation(max_length)
@@ -172,11 +173,11 @@ class HuggingFaceTokenizer:
         return self._symbols(ids)
 
     def symbols_after_a_gap(self, text: str) -> list[str]:
-        """As :meth:`symbols_of`, for text right after a mask: without a leading space, it continues the masked word."""
+        """As :meth:`symbols_of`, for text right after a mask; without a leading space it continues the masked word."""
         return self._symbols(self._of_text(self._after_a_gap.encode(text, add_special_tokens=False).ids))
 
     def ids_of(self, text: str) -> list[int]:
-        """Hugging Face's ids of a text, without those that begin and end it."""
+        """Hugging Face's ids of a text, without tokens that begin and end it."""
         return list(self.backend.encode(text, add_special_tokens=False).ids)
 
     def ids_with_masks(self, text: str, mask: str) -> list[int]:
@@ -216,7 +217,7 @@ class HuggingFaceTokenizer:
         return [self._names[number] for number in self.fairseq_ids[ids].tolist()]
 
     def surfaces_of(self, text: str) -> list[str]:
-        """The part of a text for which each of the symbols of :meth:`symbols_of` stands."""
+        """The part of a text that each symbol of :meth:`symbols_of` stands for."""
         _, offsets = self.encoded_text(text)
         return [text[start:stop] for start, stop in offsets]
 
@@ -224,7 +225,7 @@ class HuggingFaceTokenizer:
         """The text of a list of symbols; special symbols are left out, except ``<mask>`` and ``<unk>``."""
         parts: list[str] = []
         run: list[int] = []
-        for symbol in [*symbols, "<s>"]:  # the added one ends the last run
+        for symbol in [*symbols, "<s>"]:  # the added symbol ends the last run
             if symbol not in ("<s>", "</s>", "<pad>", "<mask>", "<unk>"):
                 run.append(self._id_of_symbol[symbol])
                 continue
@@ -236,7 +237,7 @@ class HuggingFaceTokenizer:
         return " ".join(parts)
 
     def continued(self, before: str, symbol: str) -> tuple[str, str]:
-        """A text with a symbol added so that it is read as this symbol, if any text is; and the text of the symbol."""
+        """Add a symbol to a text such that it is read as this symbol, if possible; also returns the symbol's text."""
         number = self._id_of_symbol[symbol]
         once = self.backend.decode([number], skip_special_tokens=False)
         twice = self.backend.decode([number, number], skip_special_tokens=False)
@@ -259,7 +260,7 @@ class HuggingFaceTokenizer:
             )
 
     def save(self, folder: Path) -> None:
-        """Write the tokenizer's files, which can be loaded without the model."""
+        """Write the tokenizer's files; they can be loaded without the model."""
         save_pretrained(folder, self._tokenizer)
 
 
@@ -282,22 +283,22 @@ def load_fast_tokenizer(folder: Path) -> Any:
 
 
 def vocabulary_fingerprint(tokenizer: "PreTrainedTokenizerBase") -> str:
-    """SHA-256 of the tokens of Hugging Face's tokenizer with their ids, and of those that begin, end and pad a text."""
+    """SHA-256 of the tokens and ids of a Hugging Face tokenizer, and of the tokens that begin, end and pad a text."""
     vocabulary = sorted((number, token) for token, number in tokenizer.get_vocab().items())
     begin, pad, end = _surrounding_ids(tokenizer)
     return hashlib.sha256(json.dumps([vocabulary, begin, end, pad]).encode()).hexdigest()
 
 
 def special_ids(tokenizer: "PreTrainedTokenizerBase") -> frozenset[int]:
-    """The ids that are never masked and never coded: those that begin, separate, end, pad and mask, and all others that
-    the tokenizer lists as special. The unknown token stands for a word.
+    """The ids that are never masked and never coded: tokens that begin, separate, end, pad or mask text, and all others
+    that the tokenizer lists as special. The unknown token is not among them, since it stands for a word.
     """
     roles = (getattr(tokenizer, f"{role}_token_id", None) for role in ROLES)
     return frozenset(int(number) for number in roles if number is not None) | {*own_special_tokens(tokenizer)}
 
 
 def own_special_tokens(tokenizer: "PreTrainedTokenizerBase") -> dict[int, str]:
-    """The special tokens of a tokenizer's own list, by their ids: those without a role.
+    """The special tokens without a role that a tokenizer lists, by their ids.
 
     They are its ``additional_special_tokens`` (version 5 of ``transformers``: ``extra_special_tokens``), and the other
     added tokens that are marked as special.
@@ -310,9 +311,9 @@ def own_special_tokens(tokenizer: "PreTrainedTokenizerBase") -> dict[int, str]:
 
 
 def own_special_symbols(folder: Path) -> list[str]:
-    """The symbols in ``dict.txt`` of the :func:`own_special_tokens` of a tokenizer that this package saved in a folder.
+    """The ``dict.txt`` symbols of the :func:`own_special_tokens` of a tokenizer that this package saved in a folder.
 
-    It needs no ``transformers``; empty where no tokenizer is. ValueError if a file is damaged.
+    Needs no ``transformers``; empty if there is no tokenizer. ValueError if a file is damaged.
     """
     files = [folder / "tokenizer.json", folder / "tokenizer_config.json"]
     if not all(file.is_file() for file in files):
@@ -333,9 +334,9 @@ def text_backend(tokenizer: "PreTrainedTokenizerBase", *, with_gaps: bool = Fals
 
     A text has the same tokens each time: the ``dropout`` of a BPE is switched off in ``tokenizer``, with a warning.
 
-    The special tokens of the tokenizer's own list are tokens in a text, as Hugging Face reads them, unless the
-    tokenizer has ``split_special_tokens``. Those with a role, and those that stand for missing text, are ordinary text:
-    what a text says must neither mask nor end it. ``with_gaps``: those that stand for missing text are tokens, too.
+    The :func:`own_special_tokens` are read as tokens, as in Hugging Face, unless the tokenizer has
+    ``split_special_tokens``. Special tokens with a role or for missing text are read as ordinary text, since the
+    content of a text must neither mask nor end it. ``with_gaps`` also reads the tokens for missing text as tokens.
     """
     backend = tokenizer.backend_tokenizer
     if getattr(backend.model, "dropout", None):
@@ -345,7 +346,7 @@ def text_backend(tokenizer: "PreTrainedTokenizerBase", *, with_gaps: bool = Fals
     if tokens:
         content = json.loads(backend.to_str())
         for token in content["added_tokens"]:
-            token["special"] = token["special"] and token["id"] not in tokens  # others are tokens in any text
+            token["special"] = token["special"] and token["id"] not in tokens  # if not special, it is read as a token
         backend = type(backend).from_str(json.dumps(content))
     backend.no_truncation()
     backend.no_padding()
@@ -362,7 +363,7 @@ def _read_as_tokens(tokenizer: "PreTrainedTokenizerBase", *, with_gaps: bool = F
 
 
 def check_masked_lm_tokenizer(tokenizer: "PreTrainedTokenizerBase") -> None:
-    """Raise ValueError if a tokenizer of ``transformers`` has no mask or no padding token, or not one of its own."""
+    """Raise ValueError if a tokenizer of ``transformers`` has no mask or padding token, or it has another role, too."""
     for name in ("mask", "pad"):
         if _first_id(tokenizer, name) is None:
             raise ValueError(f"the tokenizer has no {name} token; use the tokenizer of a masked LM")
@@ -370,7 +371,7 @@ def check_masked_lm_tokenizer(tokenizer: "PreTrainedTokenizerBase") -> None:
 
 
 def check_special_tokens(tokenizer: "PreTrainedTokenizerBase") -> None:
-    """Raise ValueError if a tokenizer's padding or mask, where it has one, is another special token, too."""
+    """Raise ValueError if the padding token or the mask of a tokenizer is also another special token."""
     for role, other_roles in SINGLE_ROLES.items():
         for other_role in other_roles:
             ids = {role_name(role): _first_id(tokenizer, role), role_name(other_role): _first_id(tokenizer, other_role)}
@@ -378,23 +379,23 @@ def check_special_tokens(tokenizer: "PreTrainedTokenizerBase") -> None:
 
 
 def role_name(role: str) -> str:
-    """The name of the token of a role in errors."""
+    """The name in errors of the token with a role."""
     return f"the {role} token"
 
 
 def number_of_ids(tokenizer: "PreTrainedTokenizerBase") -> int:
-    """The largest id of a tokenizer + 1: ids may be left out, as where a vocab.txt has a line twice."""
+    """The largest id of a tokenizer + 1. Ids can be missing, for example if a vocab.txt has a line twice."""
     return max(tokenizer.get_vocab().values()) + 1
 
 
 def unmasked_ids(tokenizer: "PreTrainedTokenizerBase") -> list[int]:
-    """Ids that are never masked and never replace masked tokens: those of special and of unknown tokens."""
+    """Ids that are never masked and never replace masked tokens: special and unknown tokens."""
     unknown = _first_id(tokenizer, "unk")
     return sorted({*special_ids(tokenizer), *([] if unknown is None else [unknown])})
 
 
 def piece_classes(tokenizer: "PreTrainedTokenizerBase", masks: Sequence[int] = ()) -> PieceClasses:
-    """The classes of all ids of a tokenizer, as for :meth:`PieceClasses.of_vocabulary`; ``masks`` are special, too."""
+    """The classes of all ids of a tokenizer, see :meth:`PieceClasses.of_vocabulary`; ``masks`` are special, too."""
     tokens = tokenizer.convert_ids_to_tokens(list(range(number_of_ids(tokenizer))))
     return PieceClasses.of_vocabulary([token or "" for token in tokens], {*unmasked_ids(tokenizer), *masks})
 
@@ -413,7 +414,7 @@ def _added_ids(backend: "Tokenizer", begin: int) -> tuple[list[int], list[int]]:
     """The ids that a ``tokenizers.Tokenizer`` adds before and after a text."""
     try:
         encoding = backend.encode("a")
-    except Exception:  # a vocabulary without this letter and without an unknown token; the library has no own error
+    except Exception:  # the vocabulary has neither this letter nor an unknown token
         encoding = backend.encode("")
     ids = encoding.ids
     added = encoding.special_tokens_mask

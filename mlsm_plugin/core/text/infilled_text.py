@@ -1,4 +1,4 @@
-"""Texts with gaps, which are written as sentinels such as ``<extra_id_0>``, and what fills these."""
+"""Texts with gaps, written as sentinels such as ``<extra_id_0>``, and the fillers of these gaps."""
 
 import math
 import re
@@ -25,13 +25,13 @@ def sentinels_in(text: str, number: int) -> list[str]:
 
 
 def check_has_gap(gaps: list[str], text: str) -> None:
-    """Raise ValueError unless there are gaps in the text."""
+    """Raise ValueError if there are no ``gaps`` in the text."""
     if not gaps:
         raise ValueError(f"the text has no gap: write <extra_id_0> where words are missing, in {text!r}")
 
 
 def check_search(beam: int, max_length: int | None) -> None:
-    """Raise ValueError unless the number of hypotheses and the length of the longest target, if any, are positive."""
+    """Raise ValueError unless the number of hypotheses is positive, and so is the maximum target length, if any."""
     for name, value in (("beam", beam), ("max_length", max_length)):
         if value is not None and value < 1:
             raise ValueError(f"{name} is {value}; it must be at least 1")
@@ -39,9 +39,9 @@ def check_search(beam: int, max_length: int | None) -> None:
 
 @dataclass(frozen=True)
 class Filler:
-    """The text that the model puts in the place of a sentinel, such as ``<extra_id_0>``.
+    """The text that the model puts in place of a sentinel, such as ``<extra_id_0>``.
 
-    The score is the mean log-probability (nats) of the sentinel and the tokens of the filler; -inf if the model did not
+    The score is the mean log-probability (nats) of the sentinel and the filler's tokens; -inf if the model did not
     write the sentinel.
     """
 
@@ -61,4 +61,4 @@ class Infilling:
 
     text: str
     fillers: tuple[Filler, ...]  # in the order of the text
-    target: str  # what the model wrote, as text with sentinels
+    target: str  # the output of the model, as text with sentinels

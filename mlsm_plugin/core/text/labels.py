@@ -1,4 +1,4 @@
-"""Labels of texts: which of them a reader would take for the same one."""
+"""Labels of texts, and a warning about labels that look the same."""
 
 import logging
 import math
@@ -10,7 +10,7 @@ logger = logging.getLogger(__name__)
 
 
 def canonical_label(label: str) -> str:
-    """A label without differences that are easily overlooked: case, width, invisible characters, spelling of a number.
+    """A label without differences that are easily overlooked: case, width, invisible characters, format of a number.
 
     ``Pos`` and ``pos``, ``1`` and ``1.0``, or ``1`` and a full-width ``1`` have the same canonical form.
     """
@@ -24,7 +24,7 @@ def canonical_label(label: str) -> str:
 
 
 def similar_labels(labels: Iterable[str]) -> list[list[str]]:
-    """The groups of different labels that have one canonical form, each sorted."""
+    """The groups of different labels with the same canonical form, each sorted."""
     groups: dict[str, set[str]] = defaultdict(set)
     for label in labels:
         groups[canonical_label(label)].add(label)
@@ -32,7 +32,7 @@ def similar_labels(labels: Iterable[str]) -> list[list[str]]:
 
 
 def warn_of_similar_labels(labels: Iterable[str], where: str) -> None:
-    """Log a warning for each group of labels that look like one; ``where`` names their file."""
+    """Log a warning for each group of labels that look alike; ``where`` names their file."""
     for group in similar_labels(labels):
         named = ", ".join(ascii(label) for label in group)
         logger.warning(f"{where}: the labels {named} look alike, but count as {len(group)} classes")

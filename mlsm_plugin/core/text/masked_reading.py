@@ -1,7 +1,7 @@
-"""How a tokenizer of Hugging Face reads a text with masks: as a model is trained, in which masks replace tokens.
+"""Let a Hugging Face tokenizer read masked text as in training, where masks replace tokens.
 
-A stock tokenizer cuts a text at its masks and reads every part as a text of its own. Many then mark the beginning of
-each part as that of a word, so that ``<mask>.`` has other tokens than the model has seen after a mask.
+A stock tokenizer cuts a text at its masks and reads every part as a separate text. Many then mark the beginning of each
+part as the beginning of a word, so ``<mask>.`` has other tokens than the model has seen after a mask.
 """
 
 import json
@@ -15,21 +15,21 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-# what tokenizer.json calls steps of a tokenizer
+# names of a tokenizer's steps in tokenizer.json
 BYTE_LEVEL = "ByteLevel"
 METASPACE = "Metaspace"
 SEQUENCE = "Sequence"
 STRIP = "Strip"
 WHITESPACE_SPLIT = "WhitespaceSplit"
 WORD = re.compile(r"\w+")
-SHORTEST_CUT_WORD = 4  # letters of a word of which a part is masked
+SHORTEST_CUT_WORD = 4  # letters; only part of a word this long is masked
 
 
 def reading_as_trained(tokenizer: "PreTrainedTokenizerBase") -> "PreTrainedTokenizerBase":
-    """A fast tokenizer that reads masked text as a model is trained, and all other text as ``tokenizer`` does.
+    """A fast tokenizer that reads masked text as in training, and all other text as ``tokenizer`` does.
 
-    It is ``tokenizer`` itself if that reads it so, or has no mask. A space before a mask belongs to the mask, and what
-    stands right after a mask is not the beginning of a word.
+    It is ``tokenizer`` itself if that already does so, or has no mask. A space before a mask belongs to the mask, and
+    text right after a mask does not begin a word.
     """
     from tokenizers import Tokenizer
 
@@ -46,19 +46,19 @@ def reading_as_trained(tokenizer: "PreTrainedTokenizerBase") -> "PreTrainedToken
 
 
 def marks_every_part(backend: "Tokenizer") -> bool:
-    """Whether a ``tokenizers.Tokenizer`` marks the beginning of a text as that of a word, whatever stands before it."""
+    """Whether a ``tokenizers.Tokenizer`` marks every part of a text as the beginning of a word, even after a mask."""
     return any(_marks(part, "first") for part in _parts(json.loads(backend.to_str())["pre_tokenizer"]))
 
 
 def reading_the_rest(backend: "Tokenizer") -> "Tokenizer":
-    """A ``tokenizers.Tokenizer`` like ``backend`` for text that stands after a mask: it does not mark its beginning."""
+    """A ``tokenizers.Tokenizer`` like ``backend`` for text after a mask, which does not mark the text's beginning."""
     from tokenizers import Tokenizer
 
     return Tokenizer.from_str(json.dumps(_marking(json.loads(backend.to_str()), "never")))
 
 
 def _one_space(pattern: str) -> list[JsonObject]:
-    """Normalizers that let one space stand where a pattern of whitespace is, unless a mark of a word follows it."""
+    """Normalizers that replace whitespace of this pattern by one space, or by nothing before the mark of a word."""
     return [
         {"type": "Replace", "pattern": {"Regex": f"{pattern}(?={SENTENCEPIECE_BEGIN})"}, "content": ""},
         {"type": "Replace", "pattern": {"Regex": pattern}, "content": " "},
@@ -67,7 +67,7 @@ def _one_space(pattern: str) -> list[JsonObject]:
 
 
 def _marking(state: JsonObject, scheme: str) -> JsonObject:
-    """The state of a tokenizer that marks the beginning of the ``first`` part of a text only, or ``never`` one.
+    """The state of a tokenizer that marks the beginning of only the ``first`` part of a text, or ``never`` does.
 
     Without masks, ``first`` gives the same tokens as ``state``.
     """
@@ -75,7 +75,7 @@ def _marking(state: JsonObject, scheme: str) -> JsonObject:
     if not any(_marks(part, scheme) for part in parts):
         return state
     normalizers = [step for part in _parts(state["normalizer"]) for step in _keeping_a_space(part)]
-    if any(part["type"] == WHITESPACE_SPLIT for part in parts):  # it drops the space that marks a word after a mask
+    if any(part["type"] == WHITESPACE_SPLIT for part in parts):  # it drops the space before a word after a mask
         parts = [part for part in parts if part["type"] != WHITESPACE_SPLIT]
         normalizers += _one_space(r"\s+")
     marking = [step for part in parts for step in _marking_part(part, scheme)]
@@ -87,7 +87,7 @@ def _marking(state: JsonObject, scheme: str) -> JsonObject:
 
 
 def _parts(step: JsonObject | None) -> list[JsonObject]:
-    """The steps of a normalizer or a pre-tokenizer, in their order."""
+    """The steps of a normalizer or a pre-tokenizer, in order."""
     if step is None:
         return []
     if step["type"] != SEQUENCE:
@@ -101,7 +101,7 @@ def _sequence(name: str, parts: list[JsonObject]) -> JsonObject | None:
 
 
 def _marks(part: JsonObject, scheme: str) -> bool:
-    """Whether a step of a pre-tokenizer marks the beginning of more parts of a text than ``scheme`` says."""
+    """Whether a step of a pre-tokenizer marks more parts of a text than ``scheme`` allows."""
     if part["type"] == BYTE_LEVEL:
         return bool(part["add_prefix_space"])
     return part["type"] == METASPACE and part["prepend_scheme"] not in ("never", scheme)
@@ -125,9 +125,9 @@ def _keeping_a_space(part: JsonObject) -> list[JsonObject]:
 
 
 def _with_backend(tokenizer: "PreTrainedTokenizerBase", backend: "Tokenizer") -> "PreTrainedTokenizerFast":
-    """A ``PreTrainedTokenizerFast`` with another backend, whose mask takes the space before it.
+    """A ``PreTrainedTokenizerFast`` with another backend, and with a mask that takes the space before it.
 
-    It is not of the class of a model, since transformers 5 builds a new backend for those.
+    It is not of a model's tokenizer class, since transformers 5 builds a new backend for these.
     """
     from tokenizers import AddedToken
     from transformers import PreTrainedTokenizerFast
@@ -147,7 +147,7 @@ def _with_backend(tokenizer: "PreTrainedTokenizerBase", backend: "Tokenizer") ->
 
 
 def masked_lines(line: str, mask: str) -> list[str]:
-    """A line with a mask in the place of its first word, of one inside, of the last one, and of a part of a word."""
+    """Copies of a line with a mask in place of the first, a middle or the last word, or half of the longest word."""
     words = list(WORD.finditer(line))
     if not words:
         return []

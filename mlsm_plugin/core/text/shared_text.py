@@ -1,4 +1,4 @@
-"""Which texts are trained on twice, or are trained on and measured on: their lines are compared by hashes."""
+"""Find texts that are trained on twice, or used for both training and evaluation, by hashes of their lines."""
 
 import logging
 import os
@@ -10,11 +10,11 @@ from hashlib import blake2b
 from mlsm_plugin.core.files.atomic_files import PathLike
 from mlsm_plugin.core.text.text_files import progress_bar, read_lines
 
-COMPARED_LINES = 1 << 16  # distinct lines of each held-out text; of a longer one, those with the smallest hashes
-COMPARED_LINES_OF_TRAINING = 256  # of each file, to find copies of it
-LONG_LINE = 20  # characters; shorter lines, such as "Yes.", are equal by chance and count only where no line is longer
+COMPARED_LINES = 1 << 16  # distinct lines of each held-out text; in longer texts, the lines with the smallest hashes
+COMPARED_LINES_OF_TRAINING = 256  # lines of each file, to find copies of it
+LONG_LINE = 20  # characters; shorter lines, such as "Yes.", are equal by chance and only count if no line is longer
 LARGEST_SHARED = 0.05  # share of held-out lines. In prose cut at random, 0 to 1.4 % of the lines are equal by chance.
-SHARE_OF_A_COPY = 0.8  # of the lines of a file that another file has, too
+SHARE_OF_A_COPY = 0.8  # share of a file's lines in another file
 NAMED_COPIES = 3
 LARGEST_HASH = 1 << 64
 
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class NamedText:
-    """The lines of a text, which are read once, and how a warning calls it."""
+    """The lines of a text, which are read once, and its name in warnings."""
 
     name: str
     lines: Iterable[str]
@@ -31,7 +31,7 @@ class NamedText:
 
 @dataclass
 class LineSample:
-    """The hashes of distinct lines: all of a short text, and the ``size`` smallest of a longer one."""
+    """The hashes of distinct lines: all hashes of a short text, and the ``size`` smallest of a longer text."""
 
     size: int
     long: set[int] = field(default_factory=set)
@@ -39,7 +39,7 @@ class LineSample:
     limits: dict[str, int] = field(default_factory=lambda: {"long": LARGEST_HASH, "short": LARGEST_HASH})
 
     def hashes(self) -> set[int]:
-        """The smallest hashes of the lines that count; the same for the same lines in another order."""
+        """The smallest hashes of the lines that count; they do not depend on the order of lines."""
         return set(sorted(self.long or self.short)[: self.size])
 
     def add(self, line: str, hashed: int) -> None:
@@ -56,11 +56,10 @@ class LineSample:
 
 
 def warn_of_shared_files(train: Sequence[PathLike], *held_out: Sequence[PathLike]) -> None:
-    """Warn of files of ``held_out``, such as validation text, that share lines with ``train``, and of copies in it.
+    """Warn of ``held_out`` files, such as validation text, that share lines with ``train``, and of copies in ``train``.
 
-    The files are compared by their lines, so that compressed copies and copies with further lines are noticed, too.
-    Files that are equal by chance in a few short lines get no warning. ValueError and OSError as for
-    :func:`.read_lines`.
+    The files are compared by their lines, so compressed copies and copies with additional lines are found, too. Files
+    that share a few short lines by chance cause no warning. ValueError and OSError as for :func:`.read_lines`.
     """
     others = [path for paths in held_out for path in paths]
     if len(train) == 1 and not others:
@@ -71,7 +70,7 @@ def warn_of_shared_files(train: Sequence[PathLike], *held_out: Sequence[PathLike
 
 
 def warn_of_shared_text(train: Sequence[NamedText], held_out: Sequence[NamedText]) -> None:
-    """As :func:`warn_of_shared_files`, for texts that were read already. Memory does not grow with their length."""
+    """As :func:`warn_of_shared_files`, for texts with known lines. Memory does not grow with their length."""
     measured = [(text.name, _sample(text, COMPARED_LINES)[0]) for text in held_out]
     every_measured = set().union(*(lines for _, lines in measured))
     names = [text.name for text in train]
@@ -103,7 +102,7 @@ def _sample(text: NamedText, size: int, measured: Set[int] = frozenset()) -> tup
 
 
 def _warn_of_copies(names: Sequence[str], samples: Sequence[set[int]]) -> None:
-    """Warn of texts most of whose lines an earlier one has."""
+    """Warn of texts that share most of their lines with an earlier text."""
     first_with: dict[int, int] = {}
     copies = []
     for number, lines in enumerate(samples):

@@ -26,8 +26,8 @@ COMPRESSED = {
 }
 READERS = {"gzip": "gzip", "bzip2": "bz2", "xz": "lzma"}  # modules of Python, which may have been built without them
 DAMAGED = (OSError, EOFError, zlib.error)
-FIRST_BYTES = 10  # that tell how a file is compressed
-# how files begin that are no raw text: the first line that is not blank, what such a file is, and what to do
+FIRST_BYTES = 10  # bytes that tell how a file is compressed
+# files that are not raw text: pattern of the first line that is not blank, kind of file, and remedy
 OTHER_KINDS = {
     r"<!doctype\s+html|<html[\s>]": ("an HTML page", "take the text out of it"),
     r"<\?xml\s": ("XML", "take the text out of it"),
@@ -35,16 +35,16 @@ OTHER_KINDS = {
     r"version https://git-lfs\.github\.com/spec/": ("a pointer of Git LFS to a file", "get the file: git lfs pull"),
     r"/annex/objects/": ("a pointer of git-annex to a file", "get the file: git annex get"),
 }
-# Whitespace and ESC, which colours the output of programs, do not count. Every second byte of UTF-16 is one of these.
+# Whitespace and ESC, which colours the output of programs, do not count. Every second byte of UTF-16 is in this set.
 CONTROLS = bytes({*range(0x20), 0x7F} - {*b"\t\n\v\f\r\x1b"})
-# in a line; with more, it is binary
+# control characters in a line from which on it counts as binary
 FEWEST_CONTROLS = 4
 SHARE_OF_CONTROLS = 0.2
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 JSON_ENDINGS = (".jsonl", ".ndjson")  # of JSON lines, in upper or lower case
 COMPRESSED_ENDINGS = (".gz", ".bz2", ".xz")
-FIRST_LINES = 100  # that are read before hours of work
-JSON_LINES = 3  # after so many, a file holds JSON lines, not text that begins with some
+FIRST_LINES = 100  # lines to check before hours of work
+JSON_LINES = 3  # a file that begins with this many JSON objects holds JSON lines
 MAX_LINE_BYTES = 16 << 20  # bounds the memory for a file without newlines
 LINES_BETWEEN_REPORTS = 1000
 
@@ -52,10 +52,10 @@ logger = logging.getLogger(__name__)
 
 
 def check_text_files(paths: Sequence[PathLike]) -> int:
-    """Check, before hours of work, that no file is missing or empty, and that their first lines are text.
+    """Check before hours of work that no file is missing or empty, and that their first lines are text.
 
-    Returns their total size in bytes, as they are compressed. ValueError if no file was given, one is empty or a pipe,
-    or as for :func:`read_lines`; OSError if one is missing, is a directory or cannot be read.
+    Returns their total (compressed) size in bytes. ValueError if there are no files, a file is empty or a pipe, or as
+    for :func:`read_lines`; OSError if a file is missing, is a directory or cannot be read.
     """
     if not paths:
         raise ValueError("no text file was given")
@@ -81,8 +81,8 @@ def read_lines(path: PathLike, report: Callable[[int], object] | None = None) ->
     with the number of bytes of the file read since the last call.
 
     ValueError if bytes are not UTF-8 text or a line is too long (both with file and line number), compressed data are
-    damaged, carriage returns end the lines, they are JSON, the file begins as HTML or another kind of ``OTHER_KINDS``,
-    or has only blank lines; OSError if it cannot be read.
+    damaged, lines end in carriage returns or are JSON, the file begins like HTML or another kind of ``OTHER_KINDS``, or
+    it has only blank lines; OSError if it cannot be read.
     """
     holds_text = False
     with open(path, "rb") as file:
@@ -101,7 +101,7 @@ def read_lines(path: PathLike, report: Callable[[int], object] | None = None) ->
 
 
 def check_text(text: str, where: str = "the text") -> None:
-    """Raise ValueError if a text, as from JSON or a command line, has what no text has: NUL, or half a character."""
+    """Raise ValueError if a text, such as from JSON or a command line, contains NUL or half a character."""
     if "\0" in text:
         raise ValueError(f"{where} has a NUL character, which text never has; leave it out")
     surrogate = LONE_SURROGATE.search(text)
@@ -113,10 +113,10 @@ def check_text(text: str, where: str = "the text") -> None:
 
 
 def numbered_lines(path: PathLike, *, json_lines: bool = False) -> Iterator[tuple[int, str]]:
-    """Yield the number, from 1, and the text of each line that is not blank; whitespace in it stays.
+    """Yield the number, from 1, and the text of each line that is not blank; whitespace in it is kept.
 
-    What ends a line, byte-order marks, compression and errors are as in :func:`read_lines`, but a file may be empty,
-    and with ``json_lines`` the lines may be JSON.
+    Ends of lines, byte-order marks, compression and errors are as in :func:`read_lines`, but a file may be empty, and
+    with ``json_lines`` the lines may be JSON.
     """
     with open(path, "rb") as file:
         lines = _lines(path, file)
@@ -127,7 +127,7 @@ def numbered_lines(path: PathLike, *, json_lines: bool = False) -> Iterator[tupl
 
 
 def is_json_lines(path: PathLike) -> bool:
-    """Whether a file is called ``*.jsonl`` or ``*.ndjson``, perhaps with the ending of a compressed file."""
+    """Whether a file is named ``*.jsonl`` or ``*.ndjson``, perhaps with the ending of a compressed file."""
     return any(suffix.lower() in JSON_ENDINGS for suffix in Path(path).suffixes)
 
 
@@ -140,9 +140,9 @@ def name_without_endings(path: PathLike) -> str:
 
 
 def json_objects(path: PathLike) -> Iterator[tuple[int, JsonObject]]:
-    """As :func:`numbered_lines`, of JSON objects; empty for another value. ValueError names a line that is not JSON.
+    """As :func:`numbered_lines`, for JSON objects; empty for other values. ValueError names a line that is not JSON.
 
-    A warning names the first line whose object has a key twice.
+    Warns about the first line whose object repeats a key.
     """
     is_said = False
     for number, line in numbered_lines(path, json_lines=True):
@@ -158,7 +158,7 @@ def json_objects(path: PathLike) -> Iterator[tuple[int, JsonObject]]:
 
 
 def read_text(paths: Sequence[PathLike], report: Callable[[int], object] | None = None) -> Iterator[str]:
-    """Yield the lines of several files as :func:`read_lines`, with a blank line (a document boundary) between two."""
+    """Yield the lines of several files as :func:`read_lines`, with a blank line (a document boundary) between files."""
     for index, path in enumerate(paths):
         if index:
             yield ""
@@ -171,7 +171,7 @@ def progress_bar(name: str, total_bytes: int, show: bool = True) -> Progress:
 
 
 def _lines(path: PathLike, file: io.BufferedReader) -> Iterator[str]:
-    """The lines of a file with what ends them."""
+    """The lines of a file with their line ends."""
     stream, kind, errors = _decompressed(path, file)
     number = breaks = 0
     begun = False
@@ -180,7 +180,7 @@ def _lines(path: PathLike, file: io.BufferedReader) -> Iterator[str]:
         try:
             raw = stream.readline(MAX_LINE_BYTES + 1)
         except errors as error:
-            if getattr(error, "errno", None) is not None:  # of the disk, not of the data
+            if getattr(error, "errno", None) is not None:  # an error of the disk, not of the data
                 raise
             raise ValueError(
                 f"{path}: damaged {kind} file, from line {number} on ({error}); compress the text again"
@@ -205,7 +205,7 @@ def _lines(path: PathLike, file: io.BufferedReader) -> Iterator[str]:
 
 
 def _check_is_text(path: PathLike, number: int, raw: bytes) -> None:
-    """Raise ValueError if a line is no UTF-8 text, although its bytes are UTF-8: binary data, or UTF-16."""
+    """Raise ValueError if a line is binary data or UTF-16, although its bytes are valid UTF-8."""
     if b"\0" in raw:
         raise ValueError(
             f"{path}:{number}: a NUL byte at column {raw.index(0) + 1}, which UTF-8 text does not have; the file is "
@@ -221,7 +221,7 @@ def _check_is_text(path: PathLike, number: int, raw: bytes) -> None:
 
 
 def _check_kind(path: PathLike, first: str) -> None:
-    """Raise ValueError if the first line that is not blank is that of another kind of file than raw text."""
+    """Raise ValueError if the first line that is not blank shows that the file is not raw text."""
     for beginning, (kind, remedy) in OTHER_KINDS.items():
         if re.match(beginning, first.lstrip(), re.IGNORECASE):
             raise ValueError(
@@ -230,7 +230,7 @@ def _check_kind(path: PathLike, first: str) -> None:
 
 
 def _decompressed(path: PathLike, file: io.BufferedReader) -> tuple[IO[bytes], str, tuple[type[Exception], ...]]:
-    """The content of a file, how it is compressed, and the errors that mean that it is damaged."""
+    """The content of a file, its compression, and the errors that indicate damage."""
     first = file.peek(FIRST_BYTES)
     kind = next((kind for kind, magic in COMPRESSED.items() if re.match(magic, first)), "")
     if not kind:
@@ -243,7 +243,7 @@ def _decompressed(path: PathLike, file: io.BufferedReader) -> tuple[IO[bytes], s
 
 
 def _without_json(path: PathLike, lines: Iterator[str]) -> Iterator[str]:
-    """The lines; ValueError if the first of them that are not blank, or all of a short file, are JSON objects."""
+    """The lines; ValueError if the first lines that are not blank, or all lines of a short file, are JSON objects."""
     first = []
     objects = 0
     for line in islice(lines, FIRST_LINES):

@@ -1,4 +1,4 @@
-"""How much of a text a tokenizer does not know. Nothing is learned from unknown tokens, nor about them."""
+"""Count how much of a text a tokenizer does not know. Nothing is learned from unknown tokens, or about them."""
 
 import logging
 import re
@@ -11,8 +11,8 @@ from mlsm_plugin.core.files.settings import check, option
 from mlsm_plugin.core.masking.word_boundaries import SENTENCEPIECE_BEGIN
 from mlsm_plugin.core.text.text_files import check_text
 
-DEFAULT_MAX_UNK_RATE = 0.01  # of the tokens and of the characters of a corpus, and of the texts of a file
-MAX_UNK_RATE_OF_A_TEXT = 0.1  # of a single text, of which one token can be 5 %
+DEFAULT_MAX_UNK_RATE = 0.01  # share of the tokens and characters of a corpus, and of the texts of a file
+MAX_UNK_RATE_OF_A_TEXT = 0.1  # share of a single text; one token can be 5 % of it
 ANOTHER_TOKENIZER = "use a tokenizer that knows such text, or raise --max-unk-rate"
 ANOTHER_MODEL = "use a model that knows such text, or set its max_unk_rate"
 NAMED_CHARACTERS = 10
@@ -22,14 +22,14 @@ GAP = re.compile(r"<mask>|<extra_id_\d+>")  # stands for missing text
 
 
 class TextEncoder(Protocol):
-    """What fairseq calls a BPE."""
+    """The interface of a BPE in fairseq."""
 
     def encode(self, x: str) -> str:
         """The pieces of a text, separated by spaces."""
 
 
 class SymbolIndex(Protocol):
-    """What is needed of fairseq's dictionary."""
+    """The part of fairseq's dictionary that is used here."""
 
     def index(self, sym: str) -> int:
         """The id of a symbol."""
@@ -40,7 +40,7 @@ class SymbolIndex(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class KnownText:
-    """How well a tokenizer has to know a text."""
+    """The limit for text that a tokenizer does not know."""
 
     max_unk_rate: float = option(
         DEFAULT_MAX_UNK_RATE,
@@ -59,16 +59,16 @@ class KnownText:
 class UnknownTokens:
     """How much of a text a tokenizer does not know, counted in tokens, in characters and, for a file, in texts.
 
-    Tokens that begin, separate and end a text do not count, nor does whitespace.
-    An unknown token can stand for one character or for a whole line, so a single share does not tell how much is lost.
+    Tokens that begin, separate and end a text do not count, and neither does whitespace. An unknown token can stand for
+    one character or for a whole line, so a single share does not tell how much is lost.
     """
 
     tokens: int = 0
     unknown: int = 0
     characters: Counter[str] = field(default_factory=Counter)  # how often each is part of an unknown token
-    all_characters: int = 0  # of the text; 0 where only its ids are known
-    texts: int = 0  # that were added by add_text()
-    unknown_texts: int = 0  # those of which more than MAX_UNK_RATE_OF_A_TEXT is unknown
+    all_characters: int = 0  # characters of the text; 0 if only its ids are known
+    texts: int = 0  # texts added by add_text()
+    unknown_texts: int = 0  # texts with more than the share MAX_UNK_RATE_OF_A_TEXT unknown
 
     @property
     def shares(self) -> dict[str, float]:
@@ -78,7 +78,7 @@ class UnknownTokens:
             "characters": (self.characters.total(), self.all_characters),
             f"texts (each of them more than {MAX_UNK_RATE_OF_A_TEXT:.0%})": (self.unknown_texts, self.texts),
         }
-        # normalization can make several characters of one
+        # normalization can turn one character into several
         return {name: min(1.0, unknown / total) if total else 0.0 for name, (unknown, total) in pairs.items()}
 
     @property
@@ -105,22 +105,22 @@ class UnknownTokens:
                     self.add_unknown(text[start:stop])
 
     def count_characters(self, text: str) -> None:
-        """Count the characters of a text, of which :meth:`add_unknown` counts the unknown ones."""
+        """Count the characters of a text; :meth:`add_unknown` counts the unknown characters."""
         self.all_characters += len("".join(text.split()))
 
     def add_unknown(self, surface: str) -> None:
-        """Count an unknown token, which stands for the text ``surface``."""
+        """Count an unknown token that stands for the text ``surface``."""
         self.unknown += 1
         self.characters.update("".join(surface.split()))
 
     def add_text(self, text: "UnknownTokens") -> None:
-        """Add what was counted of one text of a file."""
+        """Add the counts of one text of a file."""
         self.texts += 1
         self.unknown_texts += text.rate > MAX_UNK_RATE_OF_A_TEXT
         self += text
 
     def describe(self, where: str) -> str:
-        """A phrase: the largest share, and the most frequent characters."""
+        """A phrase with the largest share and the most frequent unknown characters."""
         named = name_characters(self.characters)
         kind, share = max(self.shares.items(), key=lambda item: item[1])
         return f"{share:.2%} of the {kind} of {where} are unknown" + (
@@ -128,7 +128,7 @@ class UnknownTokens:
         )
 
     def check(self, where: str, limit: float, *, remedy: str = ANOTHER_TOKENIZER) -> None:
-        """Raise ValueError if more than the share ``limit`` of the text ``where`` is unknown; ``remedy`` ends it."""
+        """Raise ValueError if more than the share ``limit`` of the text ``where`` is unknown; it ends in ``remedy``."""
         if self.rate > limit:
             share, *characters = self.describe(where).split("; ")
             raise ValueError("; ".join([f"{share}, above the limit of {limit:.2%}", *characters, remedy]))
@@ -150,7 +150,7 @@ def name_characters(counts: Mapping[str, int]) -> str:
 def warn_of_unknown_ids(where: str, unknown: int, tokens: int) -> None:
     """Warn if more than 1 % of ids are unknown; another program may have made them.
 
-    ``where`` names the ids; ``tokens`` is their number without those that begin, separate and end a text.
+    ``where`` names the ids; ``tokens`` is their number without tokens that begin, separate and end a text.
     """
     share = unknown / max(1, tokens)
     if share > DEFAULT_MAX_UNK_RATE:
@@ -162,8 +162,8 @@ def warn_of_unknown_ids(where: str, unknown: int, tokens: int) -> None:
 def unknown_tokens_of(text: str, bpe: TextEncoder, dictionary: SymbolIndex) -> UnknownTokens:
     """The unknown tokens of a text: pieces of ``bpe.encode(text)``, separated by spaces, that ``dictionary`` lacks.
 
-    Masks and sentinels do not count. The text of an unknown piece is the piece itself, as of SentencePiece, or what
-    ``bpe.surfaces(text)`` gives for it, if there is such a method. ValueError as for :func:`.check_text`.
+    Masks and sentinels do not count. The text of an unknown piece comes from ``bpe.surfaces(text)`` if there is such a
+    method; otherwise it is the piece itself, as for SentencePiece. ValueError as for :func:`.check_text`.
     """
     check_text(text)
     text = GAP.sub(" ", text)
@@ -179,7 +179,7 @@ def unknown_tokens_of(text: str, bpe: TextEncoder, dictionary: SymbolIndex) -> U
 
 
 def unknown_tokens_in(texts: Iterable[str], bpe: TextEncoder, dictionary: SymbolIndex) -> UnknownTokens:
-    """The unknown tokens of the texts of a file, each of which is counted as for :func:`unknown_tokens_of`."""
+    """The unknown tokens of the texts of a file, each counted by :func:`unknown_tokens_of`."""
     counted = UnknownTokens()
     for text in texts:
         counted.add_text(unknown_tokens_of(text, bpe, dictionary))
@@ -187,9 +187,9 @@ def unknown_tokens_in(texts: Iterable[str], bpe: TextEncoder, dictionary: Symbol
 
 
 def check_known(texts: Iterable[str], bpe: TextEncoder, dictionary: SymbolIndex, max_unk_rate: float) -> None:
-    """Warn of unknown tokens in texts that a model is to read.
+    """Warn of unknown tokens in the input texts of a model.
 
-    ValueError if more than the share ``max_unk_rate`` of one of them is unknown.
+    ValueError if more than the share ``max_unk_rate`` of a text is unknown.
     """
     counted = UnknownTokens()
     for number, text in enumerate(texts, 1):

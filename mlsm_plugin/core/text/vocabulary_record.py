@@ -1,7 +1,7 @@
-"""What a checkpoint remembers of the files that say what its ids mean: symbols, labels and the tokenizer.
+"""The record in a checkpoint of the files that give its ids a meaning: symbols, labels and the tokenizer.
 
-The record is part of the state of the task, which fairseq saves with each checkpoint. What an older checkpoint does not
-remember is not compared.
+The record is part of the state of the task, which fairseq saves with each checkpoint. Entries that an older checkpoint
+lacks are not compared.
 """
 
 import hashlib
@@ -22,21 +22,21 @@ if TYPE_CHECKING:
 
 VOCABULARY = "vocabulary"
 TOKENIZER = "tokenizer"
-READING = "tokenizer_reading"  # of the tokenizer that transformers opens
+READING = "tokenizer_reading"  # the tokenizer as transformers opens it
 SYMBOL_FILES = dict(zip((VOCABULARY, "input_vocabulary", "labels"), DICTIONARIES, strict=True))
 TOKENIZERS = (TOKENIZER, READING)
 RECORDED = (*SYMBOL_FILES, *TOKENIZERS)
-SPECIAL = (b"<s>", b"<pad>", b"</s>", b"<unk>")  # which fairseq puts in front of those of a file
-# Two tokenizers that cut these texts and all tokens of their vocabulary alike are taken for the same one: what a file
-# says depends on the version of the library that wrote it.
+SPECIAL = (b"<s>", b"<pad>", b"</s>", b"<unk>")  # fairseq puts these before the symbols of a file
+# Two tokenizers count as the same if they cut these texts and all tokens of their vocabulary alike. Their files cannot
+# be compared, since they depend on the version of the library that wrote them.
 PROBES = (
     "The name's value is 3.14, and isn't it?  Two  spaces;\ta tab.",
     "https://example.org/a_b?c=d#e user@example.org 1,000,000 10% $5 <b>bold</b> [1] {x} \\n",
-    "UPPER Title camelCase \uff26\uff35\uff2c\uff2c \ufb01ne \u2460 x\u00b2 \u2026",  # some that NFKC changes
+    "UPPER Title camelCase \uff26\uff35\uff2c\uff2c \ufb01ne \u2460 x\u00b2 \u2026",  # characters that NFKC changes
     "na\u00efve nai\u0308ve Stra\u00dfe \u0130stanbul \u041f\u0440\u0438\u0432 \u03ba\u03cc\u03c3\u03bc",
     "\u4f60\u597d\u4e16\u754c \u3053\u3093 \u0e2a\u0e27\u0e31\u0e2a \u0627\u0644\u0633 \U0001f600",
 )
-# with these in its tokenizer_config.json, transformers changes what tokenizer.json says
+# options of tokenizer_config.json by which transformers overrides tokenizer.json
 READING_OPTIONS = (
     "add_prefix_space",
     "do_lower_case",
@@ -47,15 +47,15 @@ READING_OPTIONS = (
 
 
 def vocabulary_record(folder: PathLike) -> dict[str, str]:
-    """The fingerprints of what a folder holds of ``RECORDED``: SHA-256 of the symbols of each dictionary, whose counts
-    do not matter, and of the tokenizer. ValueError if the tokenizer is damaged.
+    """The fingerprints of the ``RECORDED`` parts of a folder: SHA-256 of the symbols of each dictionary (without
+    counts), and of the tokenizer. ValueError if the tokenizer is damaged.
     """
     tokenizers = {TOKENIZER: tokenizer_fingerprint(folder), READING: reading_fingerprint(folder)}
     return symbols_record(folder) | {name: value for name, value in tokenizers.items() if value is not None}
 
 
 def symbols_record(folder: PathLike) -> dict[str, str]:
-    """The part of :func:`vocabulary_record` that is no tokenizer."""
+    """The part of :func:`vocabulary_record` about dictionaries."""
     files = {name: Path(folder, file) for name, file in SYMBOL_FILES.items()}
     return {name: _symbols_fingerprint(path) for name, path in files.items() if path.is_file()}
 
@@ -63,9 +63,9 @@ def symbols_record(folder: PathLike) -> dict[str, str]:
 def check_vocabulary_record(
     recorded: Mapping[str, object], folder: PathLike, trained: str, remedy: str, *, only: str | None = None
 ) -> None:
-    """Raise ValueError if a folder holds something else than what is recorded of it; ``trained`` names the checkpoint.
+    """Raise ValueError if a folder differs from its record in a checkpoint, which ``trained`` names.
 
-    ``only`` is the part to compare, ``TOKENIZER`` with what it reads; None: all.
+    ``only`` is the part to compare (``TOKENIZER`` includes ``READING``); None: all.
     """
     compared = RECORDED if only is None else (only,)
     if only == TOKENIZER:
@@ -84,7 +84,7 @@ def check_vocabulary_record(
 
 
 def _difference(name: str, folder: PathLike) -> tuple[str, str, str]:
-    """What differs, where it is, and what effect that has."""
+    """What differs, where it is, and the effect of the difference."""
     if name in TOKENIZERS:
         return "another tokenizer", str(folder), "it reads text differently, even where the symbols are the same"
     where = f"{folder}/{SYMBOL_FILES[name]}"
@@ -96,8 +96,8 @@ def _difference(name: str, folder: PathLike) -> tuple[str, str, str]:
 def tokenizer_fingerprint(folder: PathLike) -> str | None:
     """SHA-256 of the tokenizer in a data folder or beside checkpoints; None if there is none.
 
-    It is that of the file of SentencePiece, or of what a Hugging Face tokenizer makes of its own tokens and of some
-    text. ValueError if the latter is damaged.
+    For SentencePiece, it is the file's SHA-256. For a Hugging Face tokenizer, it is computed from how it cuts its own
+    tokens and some texts; ValueError if it is damaged.
     """
     if Path(folder, MODEL_NAME).is_file():
         return sha256_of_files(Path(folder, MODEL_NAME))
@@ -107,10 +107,10 @@ def tokenizer_fingerprint(folder: PathLike) -> str | None:
 
 
 def reading_fingerprint(folder: PathLike) -> str | None:
-    """SHA-256 of what the Hugging Face tokenizer of a folder makes of its own tokens and of some text.
+    """SHA-256 of how the Hugging Face tokenizer of a folder, as transformers opens it, cuts its tokens and some texts.
 
-    It is the tokenizer that reads all text: transformers changes what ``tokenizer.json`` says by the class and the
-    options in ``tokenizer_config.json``. None if there is none, or transformers cannot open it.
+    This tokenizer reads all text: transformers overrides ``tokenizer.json`` by the class and the options in
+    ``tokenizer_config.json``. None if there is no tokenizer, or transformers cannot open it.
     """
     files = sorted(Path(folder, FOLDER_NAME).glob("*.json"))
     times = tuple(path.stat().st_mtime_ns for path in files)
@@ -123,21 +123,21 @@ def _reading_fingerprint(folder: Path, _times: tuple[int, ...]) -> str | None:
 
     try:
         tokenizer = text_backend(load_fast_tokenizer(folder))
-    except (ValueError, ImportError):  # where text is read, the error says why
+    except (ValueError, ImportError):  # reading text will raise the error again
         return None
     return hashlib.sha256(json.dumps(_read_by(tokenizer)).encode()).hexdigest()
 
 
 @cache
 def _file_fingerprint(file: Path, _times: tuple[int, ...]) -> str | None:
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # processes that are forked later could not use it
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # else processes forked later could not use it
     try:
         from tokenizers import Tokenizer
     except ImportError:  # nothing reads text then
         return None
     try:
         tokenizer = Tokenizer.from_file(str(file))
-    except Exception as error:  # the library has no error of its own
+    except Exception as error:  # the library has no error type of its own
         raise ValueError(f"{file} is not a readable tokenizer: {first_line(error)}") from None
     tokenizer.no_truncation()
     tokenizer.no_padding()

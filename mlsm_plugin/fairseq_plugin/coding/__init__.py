@@ -1,1 +1,1 @@
-"""Codes of binarized text, stored or made while training."""
+"""Codes of binarized text, stored or computed during training."""

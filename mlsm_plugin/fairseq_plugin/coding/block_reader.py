@@ -1,4 +1,4 @@
-"""A binarized split as the auxiliary model reads it: blocks, in order, with their positions."""
+"""A binarized split as the auxiliary model reads it: blocks in order, with their positions."""
 
 import os
 
@@ -16,7 +16,7 @@ __all__ = ["Block", "BlockReader", "BlockSettings", "batches_of", "hidden_states
 
 
 class BlockReader(TokenBlocks):
-    """Blocks of a binarized split, in order; ``tokens`` has the samples with BOS: blocks, or pieces of long ones."""
+    """Blocks of a binarized split, in order. ``tokens`` has the samples with BOS: blocks, or pieces of long blocks."""
 
     def __init__(self, data_bin: PathLike, split: str, settings: BlockSettings) -> None:
         self.dictionary = load_dictionary(data_bin)
@@ -48,7 +48,7 @@ class BlockReader(TokenBlocks):
         return [Block(self.tokens[piece], self._positions[piece]) for piece in self._pieces.pieces_of(index)]
 
     def flat_tokens(self, first: int, last: int) -> np.ndarray:
-        """Ids ``(last - first,)`` of the tokens at flat positions ``first`` to ``last``, which is excluded."""
+        """Ids ``(last - first,)`` of the tokens at flat positions from ``first`` to before ``last``."""
         sentence = int(np.searchsorted(self._sentence_starts, first, side="right")) - 1
         offset = first - int(self._sentence_starts[sentence])
         parts: list[np.ndarray] = []

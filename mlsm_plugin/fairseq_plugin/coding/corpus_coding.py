@@ -1,4 +1,4 @@
-"""Codes a whole binarized split: blocks become hidden states, then sparse codes, then a code store."""
+"""Code a whole binarized split: blocks become hidden states, then sparse codes, then a code store."""
 
 import os
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from mlsm_plugin.core.sparse_coding.coder import SparseCoder
 from mlsm_plugin.fairseq_plugin.coding.block_reader import BlockReader
 from mlsm_plugin.fairseq_plugin.data.token_blocks import split_fingerprint
 
-# gets the name of a split and the function that codes it; calls it, and may show the figures
+# takes the name of a split and the function that codes it, calls it, and may show the figures
 Coded = Callable[[str, Callable[[], CodingFigures]], object]
 
 
@@ -57,10 +57,10 @@ def encode_split(
 ) -> CodingFigures:
     """Write this process's shards of ``OUTPUT/<split>.codes``; ``OUTPUT`` is the dataset by default.
 
-    ``open_model`` opens the auxiliary model if there is something to code; None: it is opened for this split alone.
+    ``open_model`` opens the auxiliary model if there is something to code; None: open it for this split alone.
 
     FileNotFoundError if the split or the checkpoint is missing; ValueError if the files do not belong together, or as
-    of :func:`~mlsm_plugin.core.coding.block_coding.encode_blocks`, which says more.
+    for :func:`~mlsm_plugin.core.coding.block_coding.encode_blocks`, which also explains the result.
     """
     directory = Path(output or data_bin) / f"{split}.codes"
     fingerprint = fitting_fingerprint(auxiliary, coder, settings.layer)
@@ -89,7 +89,7 @@ def learn_from_split(
     *,
     overwrite: bool = False,
 ) -> bool:
-    """Learn a coder from the hidden states of the split ``train``; returns and raises as :func:`learn_into`."""
+    """Learn a coder from the hidden states of the split ``train``; result and errors as for :func:`learn_into`."""
 
     def open_model() -> HiddenStateEncoder:
         encoder = open_encoder(auxiliary, data_bin, layer=settings.layer, device=settings.device, fp16=settings.fp16)

@@ -33,8 +33,8 @@ KIND = "auxiliary checkpoint"
 class FairseqEncoder(HiddenStateEncoder):
     """The layers of a RoBERTa-like checkpoint (``roberta``, ``mlsm_roberta``, ...) up to ``layer``.
 
-    ``name`` is a fairseq checkpoint, or a folder with one; ``data_bin`` has the ``dict.txt`` that it was trained with:
-    ``dictionary`` is made from it, with ``<mask>``. The other arguments are those of :class:`HiddenStateEncoder`.
+    ``name`` is a fairseq checkpoint, or a folder with one. ``data_bin`` has the ``dict.txt`` that it was trained with;
+    ``dictionary`` is made from it and has ``<mask>``. Other arguments are those of :class:`HiddenStateEncoder`.
 
     Raises:
         FileNotFoundError: the checkpoint or the dictionary does not exist.
@@ -68,19 +68,19 @@ class FairseqEncoder(HiddenStateEncoder):
 
     @torch.no_grad()
     def hidden_states_of(self, tokens: Tensor, chosen: Tensor) -> Tensor:
-        """See :meth:`HiddenStateEncoder.hidden_states_of`; the last layer of ``mlsm_modern`` computes these only."""
+        """See :meth:`HiddenStateEncoder.hidden_states_of`; the last layer of ``mlsm_modern`` only computes these."""
         with half_products(self.device, half=self._half):
             hidden = model_parts.last_hidden_states(self._encoder, tokens.to(self.device), chosen.to(self.device))
             return hidden.float()
 
     @classmethod
     def files_of(cls, name: PathLike) -> list[Path]:
-        """The checkpoint; raises FileNotFoundError if there is none, or several in a folder."""
+        """The checkpoint; FileNotFoundError if there is none, or a folder has several."""
         return [only_checkpoint(name, KIND)]
 
     @classmethod
     def layers_of(cls, name: PathLike) -> int:
-        """Number of encoder layers of the checkpoint; raises ValueError if it is not RoBERTa-like."""
+        """Number of encoder layers of the checkpoint; ValueError if it is not RoBERTa-like."""
         return 1 + max(layer_numbers(weights_in(_read(name))), default=-1)
 
     @classmethod
@@ -97,7 +97,7 @@ class FairseqEncoder(HiddenStateEncoder):
 
     @classmethod
     def width_of(cls, name: PathLike) -> int | None:
-        """Width of the hidden states, which is that of the embeddings."""
+        """Width of the hidden states, the same as of the embeddings."""
         return int(weights_in(_read(name))[EMBEDDINGS].shape[1])
 
     @classmethod
@@ -107,7 +107,7 @@ class FairseqEncoder(HiddenStateEncoder):
 
 
 def _read(name: PathLike, overrides: dict[str, str] | None = None) -> CheckpointState:
-    """The state in the checkpoint of this name; raises ValueError if it is not RoBERTa-like."""
+    """The state in the checkpoint ``name``; ValueError if it is not RoBERTa-like."""
     checkpoint = only_checkpoint(name, KIND)
     state = read_state(checkpoint, overrides, kind=KIND)
     if EMBEDDINGS not in weights_in(state):
@@ -118,7 +118,7 @@ def _read(name: PathLike, overrides: dict[str, str] | None = None) -> Checkpoint
 def load_roberta(
     name: PathLike, data_folder: PathLike, dictionary: Dictionary
 ) -> tuple[BaseFairseqModel, FairseqConfig]:
-    """The model in a checkpoint, and its whole configuration; arguments and errors as of :class:`FairseqEncoder`."""
+    """The model in a checkpoint, and its whole configuration; arguments and errors as for :class:`FairseqEncoder`."""
     checkpoint = only_checkpoint(name, KIND)
     data_bin = Path(data_folder)
     overrides = {"data": str(data_bin)}

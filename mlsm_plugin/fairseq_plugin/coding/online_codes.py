@@ -26,23 +26,24 @@ logger = logging.getLogger(__name__)
 
 
 class OnlineCodes:
-    """Codes of the masked tokens of a batch, as ``mlsm encode`` would have stored them.
+    """Codes of the masked tokens of a batch, the same as ``mlsm encode`` would store.
 
-    Creating one reads only the dictionary; :meth:`load_encoder` reads the auxiliary model. Pickling leaves the model
-    out: the copy reads it again when it needs it.
+    The constructor only reads the dictionary; :meth:`load_encoder` reads the auxiliary model. Pickling leaves out the
+    model; the copy reads it again when needed.
 
     Args:
         data_bin: folder with the ``dict.txt`` of the data.
         checkpoint: the auxiliary model, a file or a name with the prefix of a source.
         dictionary: folder of the coder, which ``mlsm dictionary`` wrote.
-        layer: hidden state of the auxiliary model; None: the one that the coder was learned from.
-        coder_options: options of this kind of coder; those left out have their defaults.
+        layer: hidden state of the auxiliary model; None: the hidden state that the coder was learned from.
+        coder_options: options of this kind of coder; options left out have their defaults.
         fp16: see :class:`HiddenStateEncoder`.
         tokens_per_sample, latent_top: see :class:`CodingSettings` and its blocks.
 
     Raises:
         FileNotFoundError: the checkpoint does not exist.
-        ValueError: the coder is not valid, lacks one of the options, or does not record its layer and none is given.
+        ValueError: the coder is not valid, does not have an option, or ``layer`` is None and the coder does not record
+            its layer.
     """
 
     def __init__(
@@ -86,8 +87,8 @@ class OnlineCodes:
     def load_encoder(self) -> HiddenStateEncoder:
         """The auxiliary model, read once; it stays on the CPU until the first batch decides the device.
 
-        The state of torch's random generator does not change: a run draws the same numbers as with a store. ValueError
-        if model, dictionary, vocabulary and settings do not belong together.
+        The state of torch's random generator does not change, so a run draws the same numbers as with a store.
+        ValueError if model, dictionary, vocabulary and settings do not belong together.
         """
         if self._encoder is None:
             model = fitting_fingerprint(self.checkpoint, self.coder, self.settings.layer)
@@ -109,7 +110,7 @@ class OnlineCodes:
         large batch are empty, for example because lambda is too large.
 
         Returns:
-            ``atoms`` (n_masked, m) int32 and ``weights`` (n_masked, m) float16, -1 and 0 where there is no atom, on the
+            ``atoms`` (n_masked, m) int32 padded with -1, and ``weights`` (n_masked, m) float16 padded with 0, on the
             device of ``target``, in the order of ``target.ne(pad)``. The rows of special symbols are empty.
         """
         encoder = self.load_encoder()
@@ -131,7 +132,7 @@ class OnlineCodes:
         return {"atoms": atoms.int().masked_fill_(weights == 0, -1), "weights": weights}
 
     def _solved(self, hidden: Tensor, content: Tensor, threads: int) -> tuple[Tensor, Tensor]:
-        """Atoms and weights ``(n, m)`` of hidden states ``(n, dim)``, solved for those of ``content`` ``(n,)`` only."""
+        """Atoms and weights ``(n, m)`` of hidden states ``(n, dim)``, solved only for ``content`` tokens ``(n,)``."""
         rows = content.nonzero().squeeze(1)
         atoms = np.zeros((0, 0), np.int32)
         weights = np.zeros((0, 0), np.float16)
@@ -141,7 +142,7 @@ class OnlineCodes:
         return _in_rows(atoms, rows, like=hidden), _in_rows(weights, rows, like=hidden)
 
     def _strongest(self, hidden: Tensor, atoms: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-        """The strongest of the atoms ``(n, k)``, ``(n, m)``, with float16 weights that sum to 1 or are all 0."""
+        """The strongest atoms ``(n, m)`` of ``(n, k)``, with float16 weights that sum to 1 or are all 0."""
         if hidden.device.type == "cpu" or not self._has_coded:  # waits for a GPU, until a batch has codes
             if not bool(weights.isfinite().all()):
                 raise ValueError("codes must be finite and >= 0, as they become distributions")
@@ -154,7 +155,7 @@ class OnlineCodes:
         return atoms, (weights / weights.sum(dim=1, keepdim=True).clamp(min=torch.finfo().tiny)).half()
 
     def _encode(self, hidden: Tensor, threads: int) -> sp.csr_matrix:
-        """Codes ``(n, n_atoms)`` of hidden states ``(n, dim)``, computed where those are."""
+        """Codes ``(n, n_atoms)`` of hidden states ``(n, dim)``, computed on their device."""
         coded = self.coder.encode(hidden, threads=threads)
         inexact = self.coder.inexact(coded)
         if inexact is not None and not self._warned:
@@ -171,6 +172,6 @@ class OnlineCodes:
 
 
 def _in_rows(values: np.ndarray, rows: Tensor, *, like: Tensor) -> Tensor:
-    """A tensor with as many rows as ``like``, on its device, that has ``values`` in ``rows`` and 0 elsewhere."""
+    """A tensor with ``values`` in ``rows`` and 0 elsewhere, with as many rows as ``like`` and on its device."""
     part = torch.from_numpy(values).to(like.device)
     return part.new_zeros(len(like), part.size(1)).index_copy_(0, rows, part)

@@ -17,8 +17,8 @@ LoggingOutput = dict[str, Any]  # the figures of a batch or an update that fairs
 class WordBeginnings:
     """Replaces the tensor ``(V,)`` in which ``MaskTokensDataset`` looks up which tokens of a sample begin words.
 
-    The tokens of long words are words: ``in_long_words`` says of the tokens of a sample that begin words, bool
-    ``(T,)``, which are in long ones. ``begins_word`` is uint8.
+    Each token of a long word counts as a word: ``in_long_words`` maps whether each token of a sample begins a word,
+    bool ``(T,)``, to whether it is in a long word. ``begins_word`` is uint8.
     """
 
     def __init__(self, begins_word: torch.Tensor, in_long_words: Callable[[np.ndarray], np.ndarray]) -> None:
@@ -39,7 +39,7 @@ def never_draw(dataset: MaskTokensDataset, symbols: Sequence[int]) -> None:
 
 
 class WholeEpochsDataset(FairseqDataset):
-    """A dataset whose last batch is kept, even if its size is no multiple of ``--required-batch-size-multiple``."""
+    """A dataset that keeps its last batch, even if its size is no multiple of ``--required-batch-size-multiple``."""
 
     def batch_by_size(
         self,
@@ -48,7 +48,7 @@ class WholeEpochsDataset(FairseqDataset):
         max_sentences: int | None = None,
         required_batch_size_multiple: int = 1,
     ) -> list[np.ndarray]:
-        """fairseq's batches, and one of the samples that it drops; ValueError for a sample above ``max_tokens``."""
+        """fairseq's batches, and a batch of the samples that it drops; ValueError for a sample above ``max_tokens``."""
         try:
             batches = list(super().batch_by_size(indices, max_tokens, max_sentences, required_batch_size_multiple))
         except AssertionError as error:
@@ -64,7 +64,7 @@ class WholeEpochsDataset(FairseqDataset):
 class SortedWholeEpochsDataset(WholeEpochsDataset, BaseWrapperDataset):
     """Samples in batches of similar length, which differ from epoch to epoch; the last batch is kept.
 
-    ``lengths`` ``(n,)`` are those of the samples; samples of the same length are in random order.
+    ``lengths`` ``(n,)`` are the lengths of the samples; samples of the same length are in random order.
     """
 
     def __init__(self, dataset: FairseqDataset, lengths: np.ndarray) -> None:
@@ -81,7 +81,7 @@ class SortedWholeEpochsDataset(WholeEpochsDataset, BaseWrapperDataset):
 
 
 def batches_to_look_at(iterator: EpochBatchIterator) -> Iterator[Sample]:
-    """Batches from all parts of an epoch, as collated, in mixed order."""
+    """Collated batches from all parts of an epoch, in random order."""
     batches = iterator.frozen_batches
     for number in samples_to_look_at(len(batches)):
         yield iterator.collate_fn([iterator.dataset[index] for index in batches[number]])
@@ -90,8 +90,8 @@ def batches_to_look_at(iterator: EpochBatchIterator) -> Iterator[Sample]:
 class UpdateLookahead:
     """Records the batches that the trainer fetches from a data iterator.
 
-    fairseq's trainer fetches all ``--update-freq`` batches of an update before it computes the first: the totals of an
-    update, which an exact mean needs, are known in time.
+    fairseq's trainer fetches all ``--update-freq`` batches of an update before it computes the first. The totals of an
+    update, which an exact mean needs, are therefore known in time.
     """
 
     def __init__(self) -> None:
@@ -114,14 +114,14 @@ class UpdateLookahead:
         return iterator
 
     def note(self, batch: Sample, source: CountingIterator) -> None:
-        """Record that ``batch`` was fetched from ``source``; forget batches of another source that were not taken."""
+        """Record that ``batch`` was fetched from ``source``; drop batches of another source that were not taken."""
         if source is not self._source:
             self._fetched.clear()
             self._source = source
         self._fetched.append(batch)
 
     def take(self) -> list[Sample]:
-        """The batches fetched since the last call, as collated; empty batches may fill the end of an epoch."""
+        """The collated batches fetched since the last call; empty batches may fill the end of an epoch."""
         fetched = list(self._fetched)
         self._fetched.clear()
         return fetched
@@ -142,7 +142,7 @@ class _WatchedIterator(CountingIterator):
         return batch
 
     def take(self, n: int) -> "_WatchedIterator":
-        """Stop after ``n`` items, counted from the beginning of the epoch as the watched iterator does."""
+        """Stop after ``n`` items, counted from the beginning of the epoch, like the watched iterator."""
         self.total = min(self.total, n)
         self._itr.take(n)
         return self

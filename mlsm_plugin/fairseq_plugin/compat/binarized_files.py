@@ -1,4 +1,4 @@
-"""Check the files of a binarized split before fairseq maps them; it would read memory that a wrong index names."""
+"""Check the files of a binarized split before fairseq maps them; with a wrong index it would read other memory."""
 
 import os
 import shutil
@@ -21,10 +21,10 @@ POINTERS_AT_A_TIME = 1 << 14
 
 
 def check_splits(path: PathLike, num_symbols: int, *, combine: bool = False) -> None:
-    """Check the split at ``path`` (``DATA_BIN/train``), and with ``combine`` those that follow it (``train1``, ...).
+    """Check the split at ``path`` (``DATA_BIN/train``), and with ``combine`` also ``train1``, ``train2``, ...
 
-    A split that does not exist is not checked. OSError if a file cannot be read; ValueError if the index or the data
-    are damaged, or hold symbols that the dictionary of ``num_symbols`` lacks.
+    Splits that do not exist are not checked. OSError if a file cannot be read; ValueError if the index or the data are
+    damaged, or hold symbols that are not in the dictionary of ``num_symbols``.
     """
     for split in combined_splits(os.fspath(path)) if combine else [os.fspath(path)]:
         index = Path(f"{split}.idx")
@@ -33,7 +33,7 @@ def check_splits(path: PathLike, num_symbols: int, *, combine: bool = False) -> 
 
 
 def _problem(index: Path, data: Path, num_symbols: int) -> str | None:
-    """What is wrong with the two files; None: nothing."""
+    """The problem with the two files, or None."""
     size = index.stat().st_size
     with open(index, "rb") as file:
         if file.read(len(OLD_MAGIC)) == OLD_MAGIC:
@@ -83,10 +83,10 @@ def _mapped(path: Path, kind: type, offset: int, count: int) -> np.ndarray:
 
 
 class StreamingMMapBuilder:
-    """Writes byte for byte what ``indexed_dataset.make_builder(out_file, "mmap", vocab_size)`` writes.
+    """Writes the same bytes as ``indexed_dataset.make_builder(out_file, "mmap", vocab_size)``.
 
-    fairseq's builder keeps every length, and at the end every pointer, as Python integers in lists. This one keeps the
-    lengths in an unnamed temporary file next to the data, and accepts many sentences at once. ``vocab_size``, the
+    fairseq's builder keeps every length, and at the end every pointer, as Python integers in lists. This builder keeps
+    the lengths in an unnamed temporary file next to the data, and accepts many sentences at once. ``vocab_size``, the
     length of the dictionary, decides the integer type.
     """
 
@@ -97,7 +97,7 @@ class StreamingMMapBuilder:
         self._sentences = 0
 
     def add_sentences(self, ids: np.ndarray, lengths: np.ndarray) -> None:
-        """Append sentences: the ids of all ``(sum of lengths,)``, and the number of tokens of each."""
+        """Append sentences: their concatenated ids ``(sum of lengths,)``, and the number of tokens of each."""
         assert len(ids) == int(lengths.sum())
         self._data_file.write(ids.astype(self._dtype).tobytes())
         self._lengths.write(lengths.astype(np.int32).tobytes())
@@ -125,22 +125,22 @@ class StreamingMMapBuilder:
 
 
 def slices_of(blocks: TokenBlockDataset) -> np.ndarray:
-    """First flat position of each block of a ``TokenBlockDataset`` and the one after its last, ``(n_blocks, 2)`` int64.
+    """The flat positions where each block of a ``TokenBlockDataset`` begins and ends, ``(n_blocks, 2)`` int64.
 
-    Its ``slice_indices`` hold them. ``sizes`` are no substitute: they have 16 bits, which a long sentence overflows.
+    They come from its ``slice_indices``, since ``sizes`` have 16 bits, which a long sentence overflows.
     """
     return blocks.slice_indices.astype(np.int64)
 
 
 def flat_tokens(dataset: MMapIndexedDataset) -> np.ndarray:
-    """The ids of a binarized split, sentence after sentence ``(N,)``; unmapped when the dataset is collected."""
+    """The ids of a binarized split, sentence by sentence ``(N,)``; unmapped when the dataset is garbage-collected."""
     return np.frombuffer(dataset._bin_buffer, dtype=dataset._index.dtype)
 
 
 def count_symbols(dataset: FairseqDataset, symbols: Sequence[int]) -> tuple[int, list[int]]:
-    """The number of tokens of a mapped split, or of several combined, and how often each symbol occurs.
+    """The number of tokens of a mapped split, or of several combined, and of occurrences of each symbol.
 
-    What fairseq does not map, as the files of its older versions, counts as empty.
+    Files that fairseq does not map, such as those of older versions, count as empty.
     """
     mapped = [part for part in getattr(dataset, "datasets", [dataset]) if isinstance(part, MMapIndexedDataset)]
     tokens = 0
@@ -156,7 +156,7 @@ def count_symbols(dataset: FairseqDataset, symbols: Sequence[int]) -> tuple[int,
 
 
 def combined_splits(path: str) -> list[str]:
-    """The splits that ``load_indexed_dataset(path, combine=True)`` reads as one: ``path``, ``path1``, ``path2``, ..."""
+    """The splits that ``load_indexed_dataset(path, combine=True)`` joins: ``path``, ``path1``, ``path2``, ..."""
     splits = [path]
     while os.path.exists(f"{path}{len(splits)}.idx"):
         splits.append(f"{path}{len(splits)}")

@@ -1,4 +1,4 @@
-"""The mean of the weights of checkpoints as one checkpoint, as of ``scripts/average_checkpoints.py`` in fairseq."""
+"""A checkpoint with the mean of the weights of others, like ``scripts/average_checkpoints.py`` in fairseq."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,7 +32,7 @@ from mlsm_plugin.fairseq_plugin.compat.training_options import why_untrained
 
 
 def last_checkpoints(folder: PathLike, number: int) -> list[Path]:
-    """The newest numbered checkpoints of a run, one for each number of updates, oldest first; ValueError for fewer."""
+    """The newest ``number`` numbered checkpoints of a run, of different updates, oldest first; ValueError for fewer."""
     of_update = {updates_of(path): path for path in sorted(Path(folder).glob("*.pt")) if NUMBERED.fullmatch(path.name)}
     if len(of_update) < number:
         raise ValueError(
@@ -43,15 +43,16 @@ def last_checkpoints(folder: PathLike, number: int) -> list[Path]:
 
 
 def average_checkpoints(paths: Sequence[PathLike], output: PathLike) -> list[int]:
-    """Write, atomically, a checkpoint with the mean of the weights, computed in float64 and kept in float32 at least.
+    """Write atomically a checkpoint with the mean of the weights, computed in float64 and kept in at least float32.
 
-    Everything else is that of the last checkpoint, such as the state of its task; that of the optimizer is left out.
-    Its tokenizer and labels are copied to the folder of the output. Returns the updates that each of them has seen.
+    Everything else, such as the state of the task, comes from the last checkpoint; the state of the optimizer is left
+    out. The tokenizer and labels of the last checkpoint are copied to the folder of the output. Returns the number of
+    updates of each checkpoint.
 
     Raises:
         FileNotFoundError: a checkpoint does not exist.
-        ValueError: there are fewer than two, one is no checkpoint, of another model or for other heads or codes,
-            or the vocabulary in the folder of the output is another one.
+        ValueError: there are fewer than two checkpoints, a file is not a checkpoint, models, heads or codes differ, or
+            the folder of the output has another vocabulary.
         OSError: the file cannot be written.
     """
     files = [only_checkpoint(path) for path in paths]
@@ -79,7 +80,7 @@ def average_checkpoints(paths: Sequence[PathLike], output: PathLike) -> list[int
 
 
 def _check_same_model(last: Path, last_content: CheckpointState, file: Path, content: CheckpointState) -> None:
-    """Raise ValueError unless weights of two checkpoints mean the same."""
+    """Raise ValueError unless the weights of two checkpoints can be averaged."""
     problem = f"{file} and {last} cannot be averaged"
     if architecture_options(content) != architecture_options(last_content):
         raise ValueError(f"{problem}: their architectures differ")
@@ -133,7 +134,7 @@ def _task_state(content: CheckpointState) -> CheckpointState:
 
 
 def _beginning(config: FairseqConfig) -> str:
-    """The weights with which a run began: those of a checkpoint, or those that the seed gives."""
+    """The initial weights of a run, as text: a checkpoint, or the weights drawn with the seed."""
     checkpoint = config.get("checkpoint") or {}
     start = checkpoint.get("finetune_from_model")
     if not start and checkpoint.get("restore_file") not in (None, "", LAST):
@@ -142,13 +143,13 @@ def _beginning(config: FairseqConfig) -> str:
 
 
 def _differing(first: Path, second: Path) -> list[str]:
-    """Which of the dictionaries beside both checkpoints have different symbols."""
+    """The names of the dictionaries that lie beside both checkpoints and have different symbols."""
     names = (name for name in DICTIONARIES if all((path.parent / name).is_file() for path in (first, second)))
     return [name for name in names if symbols_in(first.parent / name) != symbols_in(second.parent / name)]
 
 
 def _mean(weights: list[Tensor]) -> Tensor:
-    """The mean of weights of one shape; integers, such as counts, are those of the last."""
+    """The mean of weights of one shape; integers, such as counts, are taken from the last."""
     last = weights[-1]
     if not last.is_floating_point():
         return last

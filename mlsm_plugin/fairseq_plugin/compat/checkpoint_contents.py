@@ -1,8 +1,8 @@
-"""What a checkpoint may hold, checked before anything is built from it; see docs/security.md.
+"""Check the content of a checkpoint before anything is built from it; see docs/security.md.
 
-A checkpoint is a file that somebody else may have written. It is read as plain data: tensors, numbers, text, lists and
-dictionaries. Its configuration then names a task, a model and a criterion, and some of fairseq's models evaluate the
-text of their options as Python. Only what is on the lists here is built, and only with options of the right type.
+Somebody else may have written a checkpoint. It is read as plain data: tensors, numbers, text, lists and dictionaries.
+Its configuration names a task, a model and a criterion, and some of fairseq's models evaluate the text of their options
+as Python. Only names on the lists here are built, and only with options of the right type.
 """
 
 import argparse
@@ -27,10 +27,10 @@ from mlsm_plugin.core.files.json_checks import shown
 from mlsm_plugin.fairseq_plugin.compat.model_parts import TRAINING_OPTIONS
 
 CheckpointState = dict[str, Any]  # what a checkpoint file holds: plain data
-Options = dict[str, Any]  # of a task, a model or a criterion, by name
+Options = dict[str, Any]  # options of a task, a model or a criterion, by name
 
 PACKAGE = __name__.partition(".")[0]
-# fairseq's own; what this package registers is trusted, too
+# names of fairseq; everything that this package registers is trusted, too
 TRUSTED = {
     "task": {"denoising", "masked_lm", "multilingual_denoising", "sentence_prediction", "span_masked_lm"},
     "model": {"bart", "roberta", "transformer"},
@@ -47,15 +47,15 @@ MOST_POSITIONS = 1 << 20
 def trust(*, tasks: Iterable[str] = (), models: Iterable[str] = (), criterions: Iterable[str] = ()) -> None:
     """Let checkpoints name further tasks, models and criterions; call it in the ``__init__.py`` of a ``--user-dir``.
 
-    Only trust what does not evaluate, import or run what its options say. The names are those that fairseq's decorators
-    were given; all architectures of a model are trusted.
+    Only trust classes that never evaluate, import or run the content of their options. The names are those passed to
+    fairseq's decorators; all architectures of a model are trusted.
     """
     for kind, names in (("task", tasks), ("model", models), ("criterion", criterions)):
         TRUSTED[kind].update(names)
 
 
 def read_contents(path: PathLike, *, mapped: bool = True) -> CheckpointState:
-    """What a checkpoint file holds, as plain data; with ``mapped``, the weights are read only when they are used.
+    """The content of a checkpoint file, as plain data; with ``mapped``, weights are only read when they are used.
 
     OSError if the file cannot be read, ValueError if it is not a checkpoint of fairseq, or holds more than plain data.
     """
@@ -80,9 +80,9 @@ def unreadable(path: PathLike, reason: str) -> ValueError:
 
 
 def check_configuration(contents: CheckpointState, path: PathLike) -> None:
-    """Check that a model may be built from what :func:`read_contents` gave of a file; ValueError says why not.
+    """Check that a model may be built from the result of :func:`read_contents`; ValueError says why not.
 
-    Its names must be on the lists, and its options of the right type and size.
+    Names must be on the lists, and options of the right type and size.
     """
     parts = parts_of(contents)
     names = names_in(contents)
@@ -101,19 +101,19 @@ def check_configuration(contents: CheckpointState, path: PathLike) -> None:
 
 
 def names_in(contents: CheckpointState) -> dict[str, Any]:
-    """The registered names of ``task``, ``model`` (its architecture) and ``criterion``; None where there is none."""
+    """The registered names of ``task``, ``model`` (its architecture) and ``criterion``, or None."""
     return {kind: part.get("_name") for kind, part in parts_of(contents).items()}
 
 
 def architecture_options(contents: CheckpointState) -> Options:
-    """The options of the model's architecture in a checkpoint, by name; those of its training are left out."""
+    """The options of the model's architecture in a checkpoint, by name; without options of its training."""
     options = parts_of(contents)["model"]
     known = {action.dest for action in _actions(str(options["_name"]))} - TRAINING_OPTIONS
     return {name: value for name, value in sorted(options.items()) if name in known}
 
 
 def _loaded(path: str, mapped: bool) -> CheckpointState:
-    """The content of a file of torch, on the CPU; only torch >= 2.6 is safe in this (CVE-2025-32434)."""
+    """The content of a torch file, on the CPU; this is only safe since torch 2.6 (CVE-2025-32434)."""
     try:
         return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except RuntimeError as error:
@@ -156,7 +156,7 @@ def _check_history(history: object) -> None:
 
 
 def _check_meters(state: object) -> None:
-    """fairseq makes meters by looking up a name from the file."""
+    """Check the names of meters, since fairseq looks up their classes by a name from the file."""
     if state is None:
         return
     if not isinstance(state, dict):
@@ -171,7 +171,7 @@ def _check_meters(state: object) -> None:
 
 
 def _values(value: object, where: str, depth: int = 0) -> Iterator[tuple[str, object]]:
-    """The plain values in a configuration, each with its place; ValueError if there is anything else."""
+    """The plain values in a configuration, each with its place; ValueError for other values."""
     if depth > DEEPEST:
         raise ValueError(f"{where} is nested too deeply")
     if isinstance(value, argparse.Namespace):
@@ -189,7 +189,7 @@ def _values(value: object, where: str, depth: int = 0) -> Iterator[tuple[str, ob
 
 
 def parts_of(contents: CheckpointState) -> dict[str, Options]:
-    """The options of task, model and criterion; in old checkpoints (``args``), each of them has all options."""
+    """The options of task, model and criterion; in old checkpoints (``args``), each has all options."""
     if contents.get("args") is not None:
         args = _options(contents["args"])
         return {kind: {**args, "_name": args.get("arch" if kind == "model" else kind)} for kind in TRUSTED}
@@ -198,7 +198,7 @@ def parts_of(contents: CheckpointState) -> dict[str, Options]:
 
 
 def _options(part: object) -> Options:
-    """A part of a configuration as a dictionary; empty for something else."""
+    """A part of a configuration as a dictionary; empty for other values."""
     if isinstance(part, argparse.Namespace):
         return vars(part)
     return part if isinstance(part, dict) else {}
@@ -213,7 +213,7 @@ def _is_trusted(kind: str, name: object) -> bool:
 
 
 def _check_task(name: str, options: Options) -> None:
-    """Check the types of a task's options by its dataclass; fairseq drops those that it does not know."""
+    """Check the types of a task's options by its dataclass; fairseq drops unknown options."""
     dataclass = TASK_DATACLASS_REGISTRY.get(name)
     if dataclass is None:  # an older task of a user, who trusts it
         return
@@ -228,7 +228,7 @@ def _check_task(name: str, options: Options) -> None:
 
 
 def _check_model(architecture: str, options: Options) -> None:
-    """Check the types of a model's options by the parser that reads them from a command line."""
+    """Check the types of a model's options by the parser of its command line."""
     for option, value in options.items():
         if str(option).endswith(EVALUATED) and isinstance(value, str) and not _is_literal(value):
             raise ValueError(f"the model's {option} is {shown(value)}, which fairseq would run")
@@ -260,7 +260,7 @@ def _has_type(action: argparse.Action, value: object) -> bool:
         return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
     if action.type is str:
         return isinstance(value, str)
-    # without a type: fairseq leaves it out where the default is another option; else a list of numbers
+    # fairseq leaves out the type if the default is another option; else the value is a list of numbers
     return action.type is None or not isinstance(value, str) or _is_literal(value)
 
 

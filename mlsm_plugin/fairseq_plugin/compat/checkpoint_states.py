@@ -1,4 +1,4 @@
-"""The only module that opens fairseq's checkpoints: files to weights, configuration and models.
+"""Open fairseq's checkpoints: read their weights and configuration, and build models. No other module opens them.
 
 A state is the dictionary that fairseq's trainer writes: ``model`` (weights by name), ``cfg`` (the whole configuration),
 ``optimizer_history`` (an entry for each run, with its ``num_updates``), and more.
@@ -38,15 +38,15 @@ from mlsm_plugin.fairseq_plugin.compat.checkpoint_contents import (
 )
 
 SHOWN_CHARACTERS = 400
-WORDS = "words"  # in the state of a task (``task_state``): the words that the run has seen, if it counts them
+WORDS = "words"  # key in a task's state (``task_state``): number of words that the run has seen, if it counts them
 PUT_BACK = "put back the files that the training has left beside the checkpoint"
 
 
 def read_state(path: PathLike, overrides: Options | None = None, *, kind: str = "checkpoint") -> CheckpointState:
-    """The state in a checkpoint, on the CPU, with its configuration as it is written today.
+    """The state in a checkpoint, on the CPU, with its configuration in today's format.
 
-    ``overrides`` are options of the configuration to change, by name; an error calls the file by its ``kind``:
-    FileNotFoundError if it does not exist, ValueError if it is not a checkpoint of fairseq, or must not be used, see
+    ``overrides`` are options of the configuration to change, by name. Errors call the file a ``kind``:
+    FileNotFoundError if it does not exist, ValueError if it is not a fairseq checkpoint, or must not be used, see
     :mod:`checkpoint_contents`.
     """
     if not Path(path).is_file():
@@ -72,7 +72,7 @@ def state_of(contents: CheckpointState, path: PathLike, overrides: Options | Non
 
 
 def weights_in(state: CheckpointState) -> dict[str, Tensor]:
-    """The weights in a state, by name; empty where it holds no model."""
+    """The weights in a state, by name; empty if it holds no model."""
     weights: dict[str, Tensor] = state.get("model", {})
     return weights
 
@@ -87,10 +87,10 @@ def load_model(
 ) -> tuple[BaseFairseqModel, FairseqConfig, FairseqTask]:
     """The model in a checkpoint, the whole configuration, and the task.
 
-    ``state`` is what :func:`read_state` returned for the same arguments; None reads it. FileNotFoundError if the file,
-    or one of the data such as the dictionary, does not exist; ValueError as of :func:`read_state`, or if the model does
-    not fit its weights or the dictionary, or the symbols, labels or tokenizer of the data, or the tokenizer beside the
-    checkpoint, are not those that it was trained with, or a weight is not finite.
+    ``state`` is the result of :func:`read_state` for the same arguments; None reads it. FileNotFoundError if the file,
+    or a file of the data such as the dictionary, does not exist. ValueError as for :func:`read_state`, or if the model
+    does not fit its weights or the dictionary, a weight is not finite, or the model was trained with other symbols,
+    labels or another tokenizer than the data have, or with another tokenizer than lies beside the checkpoint.
     """
     if state is None:
         state = read_state(path, overrides)
@@ -108,12 +108,12 @@ def load_model(
 
 
 def updates_of(checkpoint: Path) -> int:
-    """Updates that a checkpoint has seen; 0 where there is none."""
+    """Number of updates that a checkpoint has seen; 0 if it does not exist."""
     return 0 if not checkpoint.exists() else int(_last_run(checkpoint).get("num_updates", 0))
 
 
 def words_of_run(checkpoint: Path) -> int:
-    """Words that the run of a checkpoint has seen; ValueError if it did not count them."""
+    """Number of words that the run of a checkpoint has seen; ValueError if it did not count them."""
     words = (read_contents(checkpoint).get("task_state") or {}).get(WORDS)
     if not isinstance(words, int):
         raise ValueError(f"{checkpoint} does not say how many words it has seen; `mlsm babylm train` counts them")
@@ -131,9 +131,9 @@ def architecture_of(checkpoint: Path) -> str:
 
 
 def model_fingerprint(checkpoint: Path) -> str:
-    """SHA-256 of what decides the hidden states of a model: the weights, and the options of its architecture.
+    """SHA-256 of everything that decides the hidden states of a model: its weights and the options of its architecture.
 
-    A run that was resumed gives the same. Errors are those of :func:`read_state`.
+    It does not depend on whether a run was resumed. Errors are those of :func:`read_state`.
     """
     return remembered_digest("model", [checkpoint], lambda: _model_fingerprint(checkpoint))
 
@@ -156,19 +156,19 @@ def _last_run(checkpoint: Path) -> CheckpointState:
 
 
 def configuration_of(words: Sequence[str]) -> FairseqConfig:
-    """The whole configuration that ``fairseq-train`` makes of its arguments."""
+    """The whole configuration that ``fairseq-train`` makes from its arguments."""
     args = options.parse_args_and_arch(options.get_training_parser(), list(words))
-    logging.getLogger("hydra").setLevel(logging.WARNING)  # a module of fairseq lets everything through
+    logging.getLogger("hydra").setLevel(logging.WARNING)  # a module of fairseq lets all messages through
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # fairseq calls hydra as its older versions want it
+        warnings.simplefilter("ignore")  # fairseq calls hydra in a deprecated way
         return convert_namespace_to_omegaconf(args)
 
 
 def write_untrained(path: PathLike, cfg: FairseqConfig, weights: dict[str, Tensor]) -> None:
-    """Write, atomically, a checkpoint of a model that no run of fairseq has trained, such as an imported one.
+    """Write atomically a checkpoint of a model that no fairseq run has trained, such as an imported model.
 
-    It records the vocabulary in its folder, see :mod:`.vocabulary_record`.
-    ``cfg`` is the whole configuration, see :func:`configuration_of`. OSError if the file cannot be written.
+    It records the vocabulary in its folder, see :mod:`.vocabulary_record`. ``cfg`` is the whole configuration, see
+    :func:`configuration_of`. OSError if the file cannot be written.
     """
     state = {
         "args": None,
@@ -186,7 +186,7 @@ def write_untrained(path: PathLike, cfg: FairseqConfig, weights: dict[str, Tenso
 
 
 def save_whole(state: CheckpointState, path: PathLike) -> None:
-    """Write a state atomically; OSError if the file cannot be written, and an older file stays."""
+    """Write a state atomically; OSError if the file cannot be written, which leaves an older file unchanged."""
     try:
         with atomic_open(path) as file:
             torch.save(state, file)

@@ -1,4 +1,4 @@
-"""``torch.compile`` of a model that is trained, and fairseq's masked-LM loss as a compiled step needs it."""
+"""``torch.compile`` for training, and fairseq's masked-LM loss in a form that a compiled step needs."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ def is_one_graph(model: nn.Module) -> bool:
 
 
 def compile_parts(model: nn.Module, *, one_length: bool) -> list[nn.Module]:
-    """Compile encoder and decoder in place: the names of the weights stay. Returns the compiled modules.
+    """Compile encoder and decoder in place, which keeps the names of the weights. Returns the compiled modules.
 
-    A model that compiles to one graph gets one for each shape if all samples have ``one_length``; others become pieces.
+    If all samples have ``one_length``, a model that compiles to one graph gets a graph for each shape; other models
+    become several graphs.
     """
     one_graph = is_one_graph(model)
     model = unwrapped(model)
@@ -35,15 +36,15 @@ def compile_parts(model: nn.Module, *, one_length: bool) -> list[nn.Module]:
 
 
 def forget_compiled(parts: Iterable[nn.Module]) -> None:
-    """Let these modules compute as if they had never been compiled."""
+    """Undo the compilation of these modules."""
     for part in parts:
         part._compiled_call_impl = None
 
 
 class MaskedLmLoss(masked_lm.MaskedLmLoss):
-    """fairseq's ``masked_lm``, but no float32 copy of all logits is made, and nothing waits for a GPU.
+    """fairseq's ``masked_lm``, without a float32 copy of all logits and without waiting for a GPU.
 
-    Checkpoints record the name of this class, which is fairseq's.
+    It has the name of fairseq's class, since checkpoints record it.
     """
 
     def forward(
@@ -57,6 +58,6 @@ class MaskedLmLoss(masked_lm.MaskedLmLoss):
 
     @staticmethod
     def reduce_metrics(logging_outputs: list[LoggingOutput]) -> None:
-        """Log the loss of each masked token; an update without one, as of a short last batch, has none."""
+        """Log the loss per masked token, unless the update has none, such as in a short last batch."""
         if sum(log.get("sample_size", 0) for log in logging_outputs) > 0:
             masked_lm.MaskedLmLoss.reduce_metrics(logging_outputs)

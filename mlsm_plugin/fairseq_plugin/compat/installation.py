@@ -1,6 +1,6 @@
-"""Which fairseq is installed, and whether it can work; nothing of it is imported to find out.
+"""Find out which fairseq is installed, and whether it can work, without importing it.
 
-``pip check`` reports what else is missing, or has another version than ``pyproject.toml`` asks for.
+``pip check`` reports other packages that are missing, or have another version than ``pyproject.toml`` requires.
 """
 
 import re
@@ -38,7 +38,7 @@ def installed_version(distribution: str) -> str | None:
 
 
 def fairseq_problem() -> str | None:
-    """Why fairseq cannot be used, and the fix, in one line; None if it can be."""
+    """Why fairseq cannot be used, and the fix, in one line; None if it can."""
     fixed = installed_version(FIXED)
     original = installed_version(ORIGINAL)
     install = f"{INSTALL} {FIXED}" if requires_fairseq() else f"pip install '{DISTRIBUTION}[fairseq]'"
@@ -55,7 +55,7 @@ def fairseq_problem() -> str | None:
 
 
 def requires_fairseq() -> bool:
-    """Whether this installation requires fairseq, as that of a checkout does; a wheel leaves it to an extra."""
+    """Whether this installation requires fairseq. A checkout does; in a wheel, fairseq is an extra."""
     try:
         needed = metadata.requires(DISTRIBUTION) or []
     except metadata.PackageNotFoundError:
@@ -64,7 +64,7 @@ def requires_fairseq() -> bool:
 
 
 def versions() -> dict[str, str | None]:
-    """The versions of fairseq and of all that this package and its extras need; None for what is not installed."""
+    """The versions of fairseq and of all requirements of this package and its extras; None if not installed."""
     try:
         needed = metadata.requires(DISTRIBUTION) or []
     except metadata.PackageNotFoundError:
@@ -74,7 +74,7 @@ def versions() -> dict[str, str | None]:
 
 
 def conflicts() -> list[str]:
-    """What ``pip check`` says against this package and what it needs, a line for each."""
+    """The lines of ``pip check`` about this package and its requirements."""
     command = [sys.executable, "-m", "pip", "check"]
     lines = subprocess.run(command, capture_output=True, text=True, check=False).stdout.splitlines()
     distributions = {name.lower().replace("_", "-") for name in (DISTRIBUTION, *versions())}
@@ -82,5 +82,5 @@ def conflicts() -> list[str]:
 
 
 def import_compiled_parts() -> None:
-    """Import the compiled modules that data need; ImportError if one is missing or does not fit this Python."""
+    """Import the compiled modules for datasets; ImportError if one is missing or does not fit this Python."""
     from fairseq.data import data_utils_fast, token_block_utils_fast  # noqa: F401

@@ -1,6 +1,6 @@
-"""Weights before they are loaded, with a hook that torch calls private; what to do where a checkpoint does not fit.
+"""A hook on weights before they are loaded, which is private in torch; errors for checkpoints that do not fit.
 
-``checkpoint_utils.load_checkpoint_to_cpu``, with which all of fairseq's commands load, takes plain data only.
+``checkpoint_utils.load_checkpoint_to_cpu``, which all commands of fairseq use, then only loads plain data.
 """
 
 import functools
@@ -31,7 +31,7 @@ OTHER_WEIGHTS = "Error(s) in loading state_dict"
 OTHER_AVERAGES = "loaded state dict "
 MISSHAPEN = re.compile(r"size mismatch for (\S+): .*?torch\.Size\(\[(.*?)\]\).*?torch\.Size\(\[(.*?)\]\)")
 OF_ANOTHER = re.compile(r"(Criterion|Optimizer) does not match\b.*\. (\w+) vs (\w+)$")
-# weights with a row for each position, after those up to the index of padding
+# weights with a row for each position, after the rows up to the padding index
 OPTIONS_OF_POSITIONS = {
     POSITIONS: "--max-positions",
     "encoder.embed_positions.weight": "--max-source-positions",
@@ -41,11 +41,11 @@ ROWS_BEFORE_POSITIONS = 2
 
 
 def before_loading(module: nn.Module, look: Look) -> None:
-    """Call ``look(weights, prefix)`` before ``module`` loads weights; the names of its own begin with ``prefix``.
+    """Call ``look(weights, prefix)`` before ``module`` loads weights; the names of its weights begin with ``prefix``.
 
     ``look`` may change the dictionary in place, or raise.
     """
-    module._register_load_state_dict_pre_hook(functools.partial(_show, look))  # which can be pickled
+    module._register_load_state_dict_pre_hook(functools.partial(_show, look))  # a partial can be pickled
 
 
 def _show(look: Look, weights: dict[str, Tensor], prefix: str, *unused: object) -> None:
@@ -53,7 +53,7 @@ def _show(look: Look, weights: dict[str, Tensor], prefix: str, *unused: object) 
 
 
 def apply() -> None:
-    """Let the trainer say in one line why a run cannot begin with a checkpoint, which each rank reads (idempotent)."""
+    """Let the trainer say in one line why a run cannot begin with a checkpoint; each rank reads it (idempotent)."""
     if not getattr(Trainer.load_checkpoint, "says_what_does_not_fit", False):
         Trainer.load_checkpoint = _saying_what_does_not_fit(Trainer.load_checkpoint)
         checkpoint_utils.load_checkpoint_to_cpu = _reading_plain_data(checkpoint_utils.load_checkpoint_to_cpu)
@@ -99,7 +99,7 @@ def _saying_what_does_not_fit(original: Callable[..., CheckpointState]) -> Calla
 
 
 def check_averages(optimizer: torch.optim.Optimizer) -> None:
-    """Raise ValueError if an optimizer of torch has loaded averages of another size; it would write beyond them."""
+    """Raise ValueError if a torch optimizer has loaded averages of another size; it would write out of bounds."""
     for parameter, state in optimizer.state.items():
         average = state.get("exp_avg") if isinstance(state, dict) else None
         if isinstance(average, Tensor) and average.shape != parameter.shape:
@@ -107,7 +107,7 @@ def check_averages(optimizer: torch.optim.Optimizer) -> None:
 
 
 def _problem(text: str, filename: str, resumes: bool) -> str | None:
-    """What is wrong with a checkpoint and what to do, if the error has a text that is known here; else None."""
+    """The problem with a checkpoint and the remedy, if the text of the error is known here; else None."""
     instead = "pass another --save-dir" if resumes else "to begin with its weights, pass it to --finetune-from-model"
     if text.startswith(OTHER_WEIGHTS):
         return _weights_that_do_not_fit(text, filename, instead if resumes else None)

@@ -1,4 +1,4 @@
-"""The parts and options of fairseq's models, the names of their weights, their interface, and beam search."""
+"""Parts, options and interface of fairseq's models, the names of their weights, and beam search."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from torch.nn import functional as F
 from mlsm_plugin.core.masking.chosen_tokens import ChosenTokens
 from mlsm_plugin.fairseq_plugin.compat.batches import Sample
 
-Extra = dict[str, Any]  # what a model returns besides logits, by name
+Extra = dict[str, Any]  # output of a model besides logits, by name
 
-# of RoBERTa-like encoders
+# names in RoBERTa-like encoders
 ENCODER = "encoder.sentence_encoder."
 EMBEDDINGS = f"{ENCODER}embed_tokens.weight"
 POSITIONS = f"{ENCODER}embed_positions.weight"
@@ -30,12 +30,12 @@ EMBEDDING_NORM = f"{ENCODER}layernorm_embedding"
 LM_HEAD = "encoder.lm_head."
 OUTPUT = f"{LM_HEAD}weight"
 OUTPUT_BIAS = f"{LM_HEAD}bias"
-ATOM_PROJECTION = f"{LM_HEAD}atom_projection."  # of the latent head
+ATOM_PROJECTION = f"{LM_HEAD}atom_projection."  # part of the latent head
 LM_HEAD_PARTS = ("dense", "layer_norm")
-# what has a row for each symbol of the dictionary
+# weights with a row for each symbol of the dictionary
 VOCABULARY_WEIGHTS = (EMBEDDINGS, OUTPUT, OUTPUT_BIAS)
 LAYERS = f"{ENCODER}layers."
-# of a layer; each has a weight and a bias
+# parts of a layer; each has a weight and a bias
 LAYER_PARTS = {
     "query": "self_attn.q_proj",
     "key": "self_attn.k_proj",
@@ -46,25 +46,25 @@ LAYER_PARTS = {
     "narrowing": "fc2",
     "output norm": "final_layer_norm",
 }
-# of encoder-decoders
+# in encoder-decoders
 SOURCE_EMBEDDINGS = "encoder.embed_tokens.weight"
 
 
 def layer_numbers(names: Iterable[str]) -> list[int]:
-    """Numbers of the layers, from 0, whose weights are among ``names``, ascending."""
+    """The ascending numbers, from 0, of the layers whose weights are among ``names``."""
     of_layers = [name.removeprefix(LAYERS) for name in names if name.startswith(LAYERS)]
     return sorted({int(name.split(".")[0]) for name in of_layers})
 
 
 def unwrapped(model: BaseFairseqModel) -> BaseFairseqModel:
-    """The model itself of one that is wrapped for several devices, perhaps twice."""
+    """The model inside its wrappers for several devices."""
     while hasattr(model, "module"):
         model = model.module
     return model
 
 
 def sentence_encoder(model: BaseFairseqModel) -> TransformerEncoder:
-    """The ``TransformerEncoder`` of a model, also of one that is wrapped for several devices."""
+    """The ``TransformerEncoder`` of a model, which may be wrapped for several devices."""
     return unwrapped(model).encoder.sentence_encoder
 
 
@@ -74,12 +74,12 @@ def lm_head(model: BaseFairseqModel) -> RobertaLMHead:
 
 
 def classification_heads(model: BaseFairseqModel) -> nn.ModuleDict:
-    """The heads of a fine-tuned model by name; empty for a pre-trained one."""
+    """The heads of a fine-tuned model by name; empty for a pre-trained model."""
     return getattr(model, "classification_heads", nn.ModuleDict())
 
 
 def num_layers(encoder: TransformerEncoder) -> int:
-    """Layers of a sentence encoder."""
+    """The number of layers of a sentence encoder."""
     return len(encoder.layers)
 
 
@@ -89,29 +89,29 @@ def token_embeddings(encoder: TransformerEncoder) -> nn.Embedding:
 
 
 def position_embeddings(encoder: TransformerEncoder) -> nn.Embedding | None:
-    """The embeddings of the positions, ``padding id + 1`` of them unused; None where the model has none."""
+    """The position embeddings; the first ``padding id + 1`` rows are unused. None if the model has none."""
     return encoder.embed_positions
 
 
 def embedding_norm(encoder: TransformerEncoder) -> nn.LayerNorm | None:
-    """The layer norm after the embeddings; None where the model has none."""
+    """The layer norm after the embeddings; None if the model has none."""
     return encoder.layernorm_embedding
 
 
 def final_norm(encoder: TransformerEncoder) -> nn.LayerNorm | None:
-    """The layer norm after the last layer; None where the model has none."""
+    """The layer norm after the last layer; None if the model has none."""
     return encoder.layer_norm
 
 
 def set_layer_norm_epsilon(model: BaseFairseqModel, epsilon: float) -> None:
-    """Let all layer norms of a model, also those of apex, add ``epsilon`` to the variance."""
+    """Let all layer norms of a model, including apex's, add ``epsilon`` to the variance."""
     for part in model.modules():
         if hasattr(part, "normalized_shape"):
             part.eps = epsilon
 
 
 def keep_first_layers(encoder: TransformerEncoder, number: int) -> TransformerEncoder:
-    """``encoder`` with its first ``number`` layers only; without the last one, it has no final norm either."""
+    """Keep only the first ``number`` layers of ``encoder``; without the last layer, the final norm goes, too."""
     if number < num_layers(encoder):
         encoder.layer_norm = None
     encoder.layers = nn.ModuleList(list(encoder.layers)[:number])
@@ -119,7 +119,7 @@ def keep_first_layers(encoder: TransformerEncoder, number: int) -> TransformerEn
 
 
 def encoder_output(final: Tensor, states: list[Tensor]) -> dict[str, list[Tensor]]:
-    """What a sentence encoder returns, in the form of fairseq's ``TransformerEncoder``; all are ``(B, T, dim)``.
+    """The output of a sentence encoder in the format of fairseq's ``TransformerEncoder``, from ``(B, T, dim)`` tensors.
 
     ``states`` are the embeddings and the output of each layer; empty if they were not requested.
     """
@@ -127,15 +127,15 @@ def encoder_output(final: Tensor, states: list[Tensor]) -> dict[str, list[Tensor
 
 
 def hidden_states_in(output: dict[str, list[Tensor]]) -> tuple[Tensor, list[Tensor]]:
-    """The final hidden states ``(B, T, dim)`` in an output, and all others as fairseq gives them, ``(T, B, dim)``."""
+    """The final hidden states ``(B, T, dim)`` in an output, and all others in fairseq's format, ``(T, B, dim)``."""
     return output["encoder_out"][0].transpose(0, 1), output["encoder_states"]
 
 
 def last_hidden_states(encoder: TransformerEncoder, tokens: Tensor, selected: Tensor | None = None) -> Tensor:
-    """The output of the last layer of a sentence encoder, ``(B, T, dim)``, or of ``selected`` tokens ``(n, dim)``.
+    """The last layer's output of a sentence encoder, ``(B, T, dim)``, or ``(n, dim)`` for the ``selected`` tokens.
 
-    ``tokens`` are ``(B, T)`` ids, right-padded; ``selected`` is bool ``(B, T)``. The last layer computes only these
-    tokens if the encoder can do so.
+    ``tokens`` are ``(B, T)`` ids, right-padded; ``selected`` is bool ``(B, T)``. The last layer only computes these
+    tokens if the encoder supports it.
     """
     if selected is not None and num_layers(encoder) and getattr(encoder, "can_choose_tokens", False):
         return hidden_states_in(encoder(tokens, only=ChosenTokens.of(selected)))[0].squeeze(0)
@@ -146,16 +146,16 @@ def last_hidden_states(encoder: TransformerEncoder, tokens: Tensor, selected: Te
 class Projected(NamedTuple):
     """The output of a model for the masked tokens of a batch."""
 
-    targets: Tensor  # (N,) ids; where there is room for more than the masked tokens, ``pad`` follows
-    number: int | Tensor  # of the masked tokens
+    targets: Tensor  # (N,) ids; ``pad`` fills the room after the masked tokens
+    number: int | Tensor  # number of masked tokens
     logits: Tensor | None  # (N, V), if they were requested
     extra: Extra
 
 
 def project_masked(model: BaseFairseqModel, sample: Sample, pad: int, **outputs: bool) -> Projected:
-    """Run a model on a batch for its masked tokens, those with a target other than ``pad``.
+    """Run a model on a batch for its masked tokens, which have a target other than ``pad``.
 
-    ``outputs`` are arguments of the model that say what it computes. With ``masked_sizes`` in the batch
+    ``outputs`` are arguments of the model that choose its outputs. With ``masked_sizes`` in the batch
     (:func:`chosen_sizes`), nothing waits for a GPU.
     """
     target = sample["target"]
@@ -171,7 +171,7 @@ def project_masked(model: BaseFairseqModel, sample: Sample, pad: int, **outputs:
 
 
 def first_and_last_states(model: BaseFairseqModel, extra: Extra) -> tuple[Tensor, Tensor]:
-    """Embeddings and final hidden states, ``(B, T, dim)`` each, in the output with ``return_all_hiddens``."""
+    """Embeddings and final hidden states, ``(B, T, dim)`` each, from an output with ``return_all_hiddens``."""
     states = extra["inner_states"]
     norm = final_norm(sentence_encoder(model))
     last = extra["features"] if "features" in extra else states[-1].transpose(0, 1)
@@ -182,8 +182,8 @@ def first_and_last_states(model: BaseFairseqModel, extra: Extra) -> tuple[Tensor
 def changed_hidden_states(model: BaseFairseqModel, layer: int, change: Callable[[Tensor], Tensor]) -> Iterator[None]:
     """Let ``change`` replace hidden state ``layer`` in each call of ``model`` while the context is open.
 
-    Hidden state 0 is the embeddings, and that of the last layer comes after the model's final norm. ``change`` goes
-    from and to ``(B, T, dim)``.
+    Hidden state 0 is the embeddings. The hidden state of the last layer comes after the model's final norm. ``change``
+    maps ``(B, T, dim)`` to ``(B, T, dim)``.
     """
     encoder = sentence_encoder(model)
     batch_first = getattr(encoder, "batch_first", False)
@@ -209,7 +209,7 @@ def changed_hidden_states(model: BaseFairseqModel, layer: int, change: Callable[
 
 
 class DividedLMHead(RobertaLMHead):
-    """RoBERTa's LM head, whose transform can also feed another projection; without ``weight`` it has its own."""
+    """RoBERTa's LM head, whose transform can also feed another projection; it makes a ``weight`` if that is None."""
 
     def __init__(self, embed_dim: int, output_dim: int, activation_fn: str, weight: nn.Parameter | None = None) -> None:
         super().__init__(embed_dim, output_dim, activation_fn, weight)
@@ -217,11 +217,11 @@ class DividedLMHead(RobertaLMHead):
 
     @property
     def width(self) -> int:
-        """Width of what the projections read."""
+        """Width of the projections' input."""
         return int(self.dense.in_features)
 
     def transform(self, features: Tensor) -> Tensor:
-        """What the projections read, ``(..., embed_dim)``."""
+        """The input of the projections, ``(..., embed_dim)``."""
         return self.layer_norm(self.activation_fn(self.dense(features)))
 
     def token_logits(self, transformed: Tensor) -> Tensor:
@@ -229,7 +229,7 @@ class DividedLMHead(RobertaLMHead):
         return F.linear(transformed, self.weight) + self.bias
 
     def own_token_parameters(self) -> list[nn.Parameter]:
-        """The parameters that only :meth:`token_logits` uses; a given weight is that of the embeddings."""
+        """The parameters that only :meth:`token_logits` uses; a weight passed in belongs to the embeddings."""
         return [self.bias, self.weight] if self._has_own_weight else [self.bias]
 
 
@@ -242,10 +242,10 @@ class RobertaHub(RobertaHubInterface):
     cfg: FairseqConfig
     task: FairseqTask
     model: BaseFairseqModel
-    bpe: Any  # each tokenizer of fairseq is a class of its own
+    bpe: Any  # fairseq's tokenizers have no common class
 
     def has_classification_head(self, name: str) -> bool:
-        """Whether the model was fine-tuned with a head of this name."""
+        """Whether the model was fine-tuned with a head named ``name``."""
         return name in classification_heads(self.model)
 
     @property
@@ -259,15 +259,15 @@ class RobertaHub(RobertaHubInterface):
         return labels[labels.nspecial + number]
 
 
-# options of RoBERTa that say how it is trained and loaded, not what it is
+# options of RoBERTa about training and loading, not about its architecture
 TRAINING_OPTIONS = frozenset({"dropout", "attention_dropout", "activation_dropout", "pooler_dropout"})
 TRAINING_OPTIONS |= {"load_checkpoint_heads", "min_params_to_wrap"}
 
 
 def flags_of(add_args: Callable[[argparse.ArgumentParser], object], cfg: FairseqConfig) -> list[str]:
-    """The flags that set the options of ``add_args``, of a model's class, to the values in ``cfg``.
+    """The flags that set the options of a model class's ``add_args`` to the values in ``cfg``.
 
-    Options with their default are left out.
+    Options that have their default are left out.
     """
     parser = argparse.ArgumentParser(add_help=False)
     add_args(parser)
@@ -287,8 +287,8 @@ def best_hypothesis(
 ) -> tuple[list[int], list[float]]:
     """The best target of an encoder-decoder in eval mode: ids, and their log-probabilities in nats.
 
-    ``source`` are ids ``(T,)``, EOS included, on the model's device; ``beam`` hypotheses are kept, and the target has
-    ``max_length`` tokens at most, without EOS.
+    ``source`` is ids ``(T,)``, with EOS, on the model's device. ``beam`` hypotheses are kept, and the target has at
+    most ``max_length`` tokens, without EOS.
     """
     options = argparse.Namespace(beam=beam, max_len_a=0, max_len_b=max_length)
     generator = task.build_generator([model], options)

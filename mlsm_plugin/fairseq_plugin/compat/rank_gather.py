@@ -15,7 +15,7 @@ def _consecutive_ranks(size: int) -> ProcessGroup:
 
 
 def rank_group(size: int | None = None) -> ProcessGroup:
-    """The process group of ``size`` consecutive ranks to which this rank belongs; None: all data-parallel ranks.
+    """This rank's process group of ``size`` consecutive ranks; None: all data-parallel ranks.
 
     ValueError if the number of ranks is not a multiple of ``size``.
     """
@@ -31,8 +31,8 @@ def rank_group(size: int | None = None) -> ProcessGroup:
 def gather_rows(rows: Tensor, group: ProcessGroup | None = None) -> tuple[Tensor, int]:
     """Gather the rows of all ranks, without gradient. Every rank has to call this, even without rows.
 
-    From ``(n, ...)``, with an n that may differ from rank to rank, to ``(sum of all n, ...)`` in the order of the
-    ranks, and the index at which the rows of this rank begin.
+    ``rows`` are ``(n, ...)``, and n may differ from rank to rank. Returns ``(sum of all n, ...)`` in the order of the
+    ranks, and the index of this rank's first row.
     """
     group = rank_group() if group is None else group
     if distributed.get_world_size(group) == 1:
@@ -47,7 +47,7 @@ def gather_rows(rows: Tensor, group: ProcessGroup | None = None) -> tuple[Tensor
 
 
 def gather_rows_with_gradient(rows: Tensor, group: ProcessGroup | None = None) -> tuple[Tensor, int]:
-    """:func:`gather_rows` with gradient: the gradients of all ranks for the rows of this rank are summed."""
+    """As :func:`gather_rows`, with gradient: all ranks' gradients for the rows of this rank are summed."""
     group = rank_group() if group is None else group
     if distributed.get_world_size(group) == 1:
         return rows, 0
@@ -71,12 +71,12 @@ class _GatherRows(torch.autograd.Function):
 
 
 def sum_over_ranks(values: Tensor) -> Tensor:
-    """The elementwise sum over all ranks of ``values``, which have the same shape everywhere."""
+    """The elementwise sum of ``values`` over all ranks; their shape must be the same on all ranks."""
     return _reduced(values, "sum", rank_group())
 
 
 def largest_over_ranks(values: Tensor, group: ProcessGroup | None = None) -> Tensor:
-    """The elementwise maximum over the ranks of ``values``, which have the same shape everywhere."""
+    """The elementwise maximum of ``values`` over the ranks; their shape must be the same on all ranks."""
     return _reduced(values, "max", rank_group() if group is None else group)
 
 

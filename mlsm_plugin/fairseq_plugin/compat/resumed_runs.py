@@ -1,7 +1,7 @@
-"""A run that is killed, or whose disk is full, and that is started again ends as a run that never stopped.
+"""Let a run that was killed, or ran out of disk space, end like one that never stopped after it is started again.
 
-fairseq copies checkpoints in place, trains a finished run for one more update, and forgets how long the validation has
-not improved.
+fairseq alone copies checkpoints in place, trains a finished run for one more update, and forgets how long the
+validation has not improved.
 """
 
 import functools
@@ -45,7 +45,7 @@ COUNTERS = ("best", "num_runs")  # attributes of fairseq's function should_stop_
 
 
 def apply() -> None:
-    """Replace what fairseq does when it saves a checkpoint, and what it does before it trains (idempotent)."""
+    """Replace fairseq's functions that save a checkpoint, and that load it before training (idempotent)."""
     if getattr(checkpoint_utils.load_checkpoint, "resumes", False):
         return
     checkpoint_utils.torch_persistent_save = _saving_whole(checkpoint_utils.torch_persistent_save)
@@ -55,7 +55,7 @@ def apply() -> None:
 
 
 def newest_whole(folder: Path) -> tuple[Path, int] | None:
-    """The readable checkpoint in a folder with the most updates, and how many it has seen; None: there is none."""
+    """The readable checkpoint in a folder with the most updates, and its number of updates; None if there is none."""
     readable = []
     for path in sorted(folder.glob("checkpoint*.pt")):
         with suppress(OSError, ValueError):
@@ -68,9 +68,9 @@ def newest_whole(folder: Path) -> tuple[Path, int] | None:
 
 
 def repair_last(last: Path) -> None:
-    """Replace a damaged last checkpoint by the newest whole one beside it, and keep it under another name.
+    """Replace a damaged last checkpoint by the newest whole checkpoint beside it, and keep it under another name.
 
-    ValueError if there is no whole one.
+    ValueError if there is no whole checkpoint.
     """
     if not last.is_file():
         return
@@ -122,7 +122,7 @@ def _saving_whole(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def _linking(original: Callable[..., bool | None]) -> Callable[..., bool | None]:
-    """A copy of a checkpoint is a second name of it."""
+    """Copy a checkpoint by a hard link."""
 
     @functools.wraps(original)
     def copy(src_path: str, dst_path: str, overwrite: bool = False) -> bool | None:
@@ -152,7 +152,7 @@ SaveCheckpoint = Callable[[Trainer, str, dict[str, object]], object]
 
 
 def _with_train_split(original: SaveCheckpoint) -> SaveCheckpoint:
-    """Save which text is trained on, since the place in it is saved, too."""
+    """Save the fingerprint of the training text, since a saved place only has a meaning in the same text."""
 
     @functools.wraps(original)
     def save_checkpoint(self: Trainer, filename: str, extra_state: dict[str, object]) -> object:
@@ -162,7 +162,7 @@ def _with_train_split(original: SaveCheckpoint) -> SaveCheckpoint:
 
 
 def split_fingerprint(cfg: FairseqConfig) -> str | None:
-    """SHA-256 of the files of the split that a configuration trains on, in all of its folders; None: it has none."""
+    """SHA-256 of the training split's files in all folders of a configuration; None if it has none."""
     data = getattr(cfg.task, "data", None)
     subset = getattr(cfg.dataset, "train_subset", None)
     if not isinstance(data, str) or not subset:
@@ -185,10 +185,10 @@ LoadCheckpoint = Callable[..., tuple[CheckpointState | None, EpochBatchIterator]
 def _resuming(original: LoadCheckpoint) -> LoadCheckpoint:
     """Load the newest whole checkpoint; a finished run is not trained.
 
-    A task may have two methods that raise ValueError: ``check_starts_from`` gets the checkpoint whose weights are
-    loaded and the state of its task (for fairseq's own tasks, only the vocabulary is checked and recorded);
-    ``check_resumes`` gets that state if the run continues, after the data are loaded.
-    Then ``begin_run`` gets the trainer, and that state if the run continues, as fairseq does not restore it.
+    A task may have three methods. ``check_starts_from`` gets the checkpoint whose weights are loaded and the state of
+    its task; it may raise ValueError. (For fairseq's tasks, the vocabulary is checked and recorded instead.)
+    ``check_resumes`` gets that state if the run continues, after the data are loaded; it may raise ValueError. Then
+    ``begin_run`` gets the trainer, and that state if the run continues, since fairseq does not restore it.
     """
 
     @functools.wraps(original)
@@ -238,9 +238,9 @@ def _resuming(original: LoadCheckpoint) -> LoadCheckpoint:
 
 
 def check_same_batches(contents: CheckpointState, cfg: FairseqConfig) -> None:
-    """Raise ValueError if a run was stopped within an epoch, and ``cfg`` would divide that into other batches.
+    """Raise ValueError if a run was stopped within an epoch, and ``cfg`` would divide the epoch into other batches.
 
-    fairseq saves the number of batches, not the place in the text. ``contents`` are those of the checkpoint.
+    fairseq saves the number of batches, not the place in the text. ``contents`` is the content of the checkpoint.
     """
     extra_state = contents.get("extra_state") or {}
     place = (extra_state.get("train_iterator") or {}).get("iterations_in_epoch", 0)
@@ -265,13 +265,13 @@ def check_same_batches(contents: CheckpointState, cfg: FairseqConfig) -> None:
 
 
 def _data_folder(task: FairseqTask) -> str | None:
-    """The folder of the first binarized dataset of a task of fairseq; None: it has none."""
+    """The folder of the first binarized dataset of a fairseq task; None if it has none."""
     data = getattr(getattr(task, "cfg", None), "data", None)
     return utils.split_paths(data)[0] if isinstance(data, str) and data else None
 
 
 def _functions_that_stop_early() -> list[Callable[..., bool]]:
-    """fairseq's ``should_stop_early``, which counts in its own attributes; a command's module is ``__main__``."""
+    """fairseq's ``should_stop_early``, which counts in its attributes; the module of a command is ``__main__``."""
     modules = [sys.modules.get(name) for name in ("__main__", "fairseq_cli.train")]
     functions = [getattr(module, "should_stop_early", None) for module in modules]
     return [function for function in functions if function is not None]

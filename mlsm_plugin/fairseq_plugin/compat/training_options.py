@@ -1,6 +1,6 @@
-"""Options with which ``fairseq-train`` cannot run: one line before it begins.
+"""Report options that ``fairseq-train`` cannot run with in one line, before it begins.
 
-fairseq itself ends with a traceback, sometimes after an epoch, or trains something else.
+fairseq alone ends with a traceback, sometimes after an epoch, or trains something else.
 """
 
 import argparse
@@ -30,7 +30,7 @@ from mlsm_plugin.fairseq_plugin.compat.version_shims import is_fairseq_command
 Built = TypeVar("Built")  # what a function of fairseq builds
 
 PACKAGE = __name__.partition(".")[0]
-LARGEST_SEED = 2**32 - 1  # that numpy takes
+LARGEST_SEED = 2**32 - 1  # of numpy
 
 POSITIVE = (
     "batch_size",
@@ -76,13 +76,13 @@ SHARES = (
     "leave_unmasked_prob",
     "random_token_prob",
 )
-# the least and the largest value of options that hold numbers
+# the smallest and the largest value of numeric options
 RANGES: dict[str, tuple[float, float]] = {
     **dict.fromkeys(POSITIVE, (1, math.inf)),
     **dict.fromkeys(NOT_NEGATIVE, (0, math.inf)),
     **dict.fromkeys(SHARES, (0, 1)),
     "seed": (0, LARGEST_SEED),
-    "tokens_per_sample": (2, math.inf),  # the first one is BOS
+    "tokens_per_sample": (2, math.inf),  # the first token is BOS
     "model_parallel_size": (1, 1),
 }
 NO_LATENT_HEAD = (
@@ -105,7 +105,7 @@ def apply() -> None:
 
 
 def registered_name(cfg: FairseqDataclass) -> str:
-    """The registered name of the task, model or criterion with these options; empty if they do not have it."""
+    """The registered name of the task, model or criterion with these options; empty if it is missing."""
     return str(getattr(cfg, "_name", None) or getattr(cfg, "arch", None) or "")
 
 
@@ -195,7 +195,7 @@ def _checking(original: Callable[..., argparse.Namespace]) -> Callable[..., argp
                 "--arch is missing; pass one, such as --arch mlsm_modern_small, or --arch denoising_small for --task "
                 "span_denoising"
             ) from error
-        # with input_args, other code, such as that of `mlsm convert`, parses options that it has made
+        # with input_args, other code, such as `mlsm convert`, parses options that it has made
         if input_args is None and hasattr(parsed, "max_update") and _is_from_plugin(parsed.task):
             check_options(parsed, words)
         return parsed
@@ -237,12 +237,12 @@ def _naming_option(original: Callable[..., Built], flag: str) -> Callable[..., B
 
 
 def _is_from_plugin(task: str) -> bool:
-    """Whether a task inherits from one of this package, as that of a user's plugin may."""
+    """Whether a task, perhaps of a user's plugin, inherits from a task of this package."""
     return any(base.__module__.partition(".")[0] == PACKAGE for base in TASK_REGISTRY[task].__mro__)
 
 
 def _numbers(value: object) -> list[float]:
-    """The numbers in the value of an option, which may be a list, text, or not be set."""
+    """The numbers in the value of an option, which may be a list, text, or unset."""
     numbers = []
     for part in value if isinstance(value, (list, tuple)) else [value]:
         with contextlib.suppress(ValueError, SyntaxError, MemoryError, RecursionError):  # fairseq cannot read it either
@@ -257,9 +257,9 @@ def _flag(name: str) -> str:
 
 
 def _stay_on_cpu() -> None:
-    """fairseq asks ``torch.cuda.is_available()`` in many places."""
+    """Keep a run with ``--cpu`` off the GPU; fairseq asks ``torch.cuda.is_available()`` in many places."""
     if is_fairseq_command() and "--cpu" in sys.argv:
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # fairseq would keep random states there, and start a process for each
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # fairseq would keep random states on GPUs, and start more processes
     fairseq_utils.clip_grad_norm_ = _together(fairseq_utils.clip_grad_norm_)
     distributed_utils.call_main = _checking_precision(distributed_utils.call_main)  # before any data are loaded
 
@@ -275,7 +275,7 @@ def _together(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tens
     ) -> torch.Tensor:
         params = [params] if isinstance(params, torch.Tensor) else list(params)
         gradients = [(p, p.grad.detach()) for p in params if p is not None and p.grad is not None]
-        grads = [grad for p, grad in gradients if not hasattr(p, "expert")]  # as in fairseq: of no expert
+        grads = [grad for p, grad in gradients if not hasattr(p, "expert")]  # as in fairseq: without experts
         if len(grads) < 2 or len({grad.device for grad in grads}) > 1:
             return original(params, max_norm, aggregate_norm_fn)
         norm = torch.stack(torch._foreach_norm(grads, 2, dtype=torch.float32)).norm()
@@ -309,7 +309,7 @@ def check_precision(common: CommonConfig) -> None:
 
 
 def why_untrained(cfg: FairseqConfig) -> str | None:
-    """Why the model of a checkpoint with this whole configuration has no trained masked-LM head; None if it has one."""
+    """Why a model with this whole configuration has no trained masked-LM head; None if it has one."""
     task = registered_name(cfg.task)
     weight = getattr(cfg.criterion, "mlm_weight", None)
     if task == "nonparametric_masked_lm" or weight == 0:

@@ -1,4 +1,4 @@
-"""Workarounds for fairseq-fixed with today's Python, torch and numpy, and how its commands report errors."""
+"""Workarounds for fairseq-fixed with current Python, torch and numpy, and one-line errors of its commands."""
 
 import argparse
 import atexit
@@ -56,7 +56,7 @@ def _restore_numpy_compat() -> None:
 
 
 def _accept_own_user_dir() -> None:
-    """Let ``--user-dir`` name this package by any path; fairseq rejects another spelling of an imported package's."""
+    """Let ``--user-dir`` name this package by any path; fairseq rejects another spelling of an imported package."""
     original = fairseq_utils.import_user_module
     if getattr(original, "accepts_own_user_dir", False):
         return
@@ -81,7 +81,7 @@ def _is_this_package(user_dir: str) -> bool:
 
 
 def _has_only_its_name(user_dir: str) -> bool:
-    """Whether this is a folder of this package's name that is no package: Python imports the installed one."""
+    """Whether a folder has this package's name but is not a package, so that Python imports the installed package."""
     path = os.path.abspath(user_dir)
     is_package = os.path.exists(os.path.join(path, "__init__.py"))
     if os.path.basename(path) != os.path.basename(PACKAGE_DIR) or not os.path.isdir(path) or is_package:
@@ -96,14 +96,14 @@ def _say_what_is_imported(path: str) -> None:
 
 
 def is_fairseq_command() -> bool:
-    """Whether this process is a command of fairseq, by its own name or as a module."""
+    """Whether this process is a command of fairseq, started by name or as a module."""
     main_module = getattr(sys.modules.get("__main__"), "__spec__", None)
     program = os.path.basename(sys.argv[0] if sys.argv else "")
     return program.startswith("fairseq") or getattr(main_module, "name", "").startswith("fairseq_cli")
 
 
 def _report_user_errors_in_one_line() -> None:
-    """Let fairseq's commands print errors that this package raises for the user in one line, not as a traceback."""
+    """Let fairseq's commands print this package's errors for users in one line instead of a traceback."""
     if not is_fairseq_command():
         return
     program = os.path.basename(sys.argv[0])
@@ -122,8 +122,8 @@ def _report_user_errors_in_one_line() -> None:
 def _stop_loading_before_exit() -> None:
     """Let fairseq's background loader finish its batch before Python exits.
 
-    After a run that ends in the middle of an epoch, Python kills that thread when it returns from torch. The C++ code
-    of torch then aborts the process: a complete, saved run ends with exit status 134.
+    After a run that ends within an epoch, Python kills that thread when it returns from torch. The C++ code of torch
+    then aborts the process, so a complete, saved run ends with exit status 134.
     """
     original = iterators.BackgroundConsumer
     if getattr(original, "stops_before_exit", False):
@@ -153,7 +153,7 @@ def _stop_loading_before_exit() -> None:
 
 
 def _text_for_user(error: BaseException) -> str | None:
-    """The text of an error that this package raised for the user, or of one about a file whoever raised it."""
+    """The text of an error that this package raised for the user, or of any error about a file."""
     if isinstance(error, ProcessRaisedException):
         return _text_of_rank(str(error))
     shown = _error_of_package(error)
@@ -165,7 +165,7 @@ def _text_for_user(error: BaseException) -> str | None:
 
 
 def _text_of_rank(printed: str) -> str | None:
-    """As :func:`_error_of_package`, from the tracebacks that a process printed, the cause first."""
+    """As :func:`_error_of_package`, from the tracebacks that a process printed, causes first."""
     for traceback in printed.split("Traceback (most recent call last):\n")[1:]:
         frames: list[str] = []
         text: list[str] = []
@@ -181,7 +181,7 @@ def _text_of_rank(printed: str) -> str | None:
 
 
 def _error_of_package(error: BaseException | None) -> BaseException | None:
-    """This error or one of its causes, if this package raised it; fairseq replaces some by a general one."""
+    """The error, or a cause of it, that this package raised; fairseq replaces some errors by general ones."""
     for cause in causes(error):
         if isinstance(cause, (ValueError, OSError)) and _raised_here(cause.__traceback__):
             return cause
@@ -205,7 +205,7 @@ def _raised_here(traceback: types.TracebackType | None) -> bool:
 
 @contextmanager
 def open_config(cfg: FairseqDataclass) -> Iterator[FairseqDataclass]:
-    """Allow adding fields to ``cfg``: a Namespace (command line) always allows it, a DictConfig (Hydra) is opened."""
+    """Allow adding fields to ``cfg``. A Namespace (command line) always allows it; a DictConfig (Hydra) is opened."""
     if not OmegaConf.is_config(cfg):
         yield cfg
         return
@@ -216,8 +216,8 @@ def open_config(cfg: FairseqDataclass) -> Iterator[FairseqDataclass]:
         OmegaConf.set_struct(cfg, True)
 
 
-# Warnings about calls that fairseq makes and no user can change: their beginnings, their categories, and the beginnings
-# of the names of the modules that they are attributed to
+# Warnings about fairseq's calls, which users cannot change: how the message begins, its category, and how the name of
+# the module that it is attributed to begins
 OLD_CALLS = (
     (r"hydra\.experimental\.\w+\(\) is no longer experimental", UserWarning, "hydra"),
     (r"\s*The version_base parameter is not specified", UserWarning, "hydra"),
@@ -230,6 +230,6 @@ OLD_CALLS = (
 
 
 def _is_no_missing_bias(record: logging.LogRecord) -> bool:
-    """The trainer logs the biases that layers were made without as one shared parameter."""
+    """False for the trainer's message that reports biases that do not exist as a shared parameter."""
     text = str(record.msg)
     return not (text.startswith("detected shared parameter") and text.endswith(".bias"))

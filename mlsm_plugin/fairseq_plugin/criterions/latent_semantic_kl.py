@@ -38,12 +38,12 @@ class LatentSemanticKlConfig(FairseqDataclass):
 
 @register_criterion("latent_semantic_kl", dataclass=LatentSemanticKlConfig)
 class LatentSemanticKlCriterion(SummedCriterion):
-    """``latent_weight`` x KL + ``mlm_weight`` x MLM cross entropy, each a mean over its own tokens.
+    """``latent_weight`` x KL + ``mlm_weight`` x MLM cross entropy, each a mean over its tokens.
 
-    The KL counts masked tokens that have a code, the cross entropy all masked tokens. The sample size is the first of
-    the two counts. The cross entropy of a batch is multiplied by the ratio of the first to the second: after fairseq's
-    division, both are means. With ``latent_weight`` 0, the loss and its sample size are those of ``masked_lm``. With
-    ``latent_updates`` N, the weight in training after ``u`` updates is ``latent_weight`` x max(0, 1 - u / N); in
+    The KL is a mean over masked tokens with a code, the cross entropy over all masked tokens. The sample size is the
+    first of these two counts. The cross entropy of a batch is multiplied by the ratio of the first to the second, so
+    both are means after fairseq's division. With ``latent_weight`` 0, loss and sample size are those of ``masked_lm``.
+    With ``latent_updates`` N, the weight in training after ``u`` updates is ``latent_weight`` x max(0, 1 - u / N). In
     validation it is always ``latent_weight``, which keeps the losses comparable. ValueError if a weight is out of
     range, or nothing is left to train after ``latent_updates``.
     """
@@ -63,12 +63,12 @@ class LatentSemanticKlCriterion(SummedCriterion):
         self.latent_target = str(cfg.latent_target)
 
     def set_num_updates(self, num_updates: int) -> None:
-        """Set how many updates are done; the task does so before each step."""
+        """Set the number of updates done; the task calls this before each step."""
         self._num_updates = num_updates
 
     @property
     def latent_weight(self) -> float:
-        """The weight of the latent-semantic loss now."""
+        """The present weight of the latent-semantic loss."""
         if self._latent_updates is None or not self.training:
             return self._initial_weight
         return self._initial_weight * max(0.0, 1 - self._num_updates / self._latent_updates)
@@ -112,14 +112,14 @@ class LatentSemanticKlCriterion(SummedCriterion):
 
     @staticmethod
     def reduce_metrics(logging_outputs: list[LoggingOutput]) -> None:
-        """Log means over the tokens of the updates, in bits as fairseq does: ``kl`` too, which is computed in nats."""
+        """Log means over the tokens of the updates, in bits as in fairseq; ``kl`` too, which is computed in nats."""
         means = LoggedMeans(logging_outputs)
         masked = means.total("num_masked")
         coded = means.total("num_coded")
         means.log("loss", "loss", means.total("sample_size"), unit=BIT)
         if means.has("latent_loss"):
             means.log("kl", "latent_loss", coded, unit=BIT)
-            # 2^KL: by what factor the model's distribution is more spread out than the target
+            # 2^KL: the factor by which the model's distribution is more spread out than the target
             metrics.log_derived("latent_ppl", lambda meters: utils.get_perplexity(meters["kl"].avg))
             means.log("nonzeros", "num_nonzeros", coded)
             means.log("coded", "num_coded", masked)

@@ -1,4 +1,4 @@
-"""Criterions whose logging outputs are summed, and means over those of several batches and workers."""
+"""Criterions whose logging outputs are summed, and means over the outputs of several batches and workers."""
 
 import math
 
@@ -20,7 +20,7 @@ class SummedCriterion(FairseqCriterion):
 
 
 class LoggedMeans:
-    """Logs sums over all batches and workers of an update, divided by counts over them; some may lack some keys."""
+    """Logs sums over all batches and workers of an update, divided by counts; keys may be missing in some outputs."""
 
     def __init__(self, logging_outputs: list[LoggingOutput]) -> None:
         self.logging_outputs = logging_outputs

@@ -58,8 +58,8 @@ class SpanContrastiveConfig(FairseqDataclass):
 class SpanContrastiveCriterion(SummedCriterion):
     """The loss of a span's start plus the loss of its end, as a mean over the spans.
 
-    ValueError if the task is not ``nonparametric_masked_lm``, the temperature is not positive, or
-    ``negative_group_size`` is given without ``negatives_across_ranks``.
+    ValueError if the task is not ``nonparametric_masked_lm``, a temperature is not positive, or
+    ``negative_group_size`` is set without ``negatives_across_ranks``.
     """
 
     def __init__(self, cfg: SpanContrastiveConfig, task: FairseqTask) -> None:
@@ -84,7 +84,7 @@ class SpanContrastiveCriterion(SummedCriterion):
         for mask in self.masks:
             content &= key_tokens != mask
         spans = sample["spans"]
-        if sample.get("is_dummy"):  # it stands in for a batch on a rank that has none left
+        if sample.get("is_dummy"):  # this rank has no batch left
             content = torch.zeros_like(content)
             spans = without_spans(spans)
         keys, tokens, first = self._gathered(key_features, key_tokens.masked_fill(~content, NO_KEY), content)
@@ -128,7 +128,7 @@ class SpanContrastiveCriterion(SummedCriterion):
         return features, key_features[:, : context.size(1)], context
 
     def _gathered(self, key_features: Tensor, tokens: Tensor, content: Tensor) -> tuple[Tensor, Tensor, int]:
-        """Keys ``(m, d)``, ids of all sequences ``(S, T)``, and the number of the first sequence of this rank."""
+        """Keys ``(m, d)``, ids of all sequences ``(S, T)``, and the index of this rank's first sequence."""
         keys = key_features[content]
         if not self.cfg.negatives_across_ranks:
             return keys, tokens, 0
@@ -139,7 +139,7 @@ class SpanContrastiveCriterion(SummedCriterion):
 
     @staticmethod
     def reduce_metrics(logging_outputs: list[LoggingOutput]) -> None:
-        """Log means over the spans of all workers; losses in bits (base 2) as fairseq does."""
+        """Log means over the spans of all workers; losses in bits (base 2), as in fairseq."""
         means = LoggedMeans(logging_outputs)
         counted = means.total("sample_size")
         groups = means.total("num_groups")

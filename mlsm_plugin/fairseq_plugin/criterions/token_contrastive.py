@@ -53,13 +53,13 @@ class TokenContrastiveConfig(FairseqDataclass):
 
 @register_criterion("token_contrastive", dataclass=TokenContrastiveConfig)
 class TokenContrastiveCriterion(SummedCriterion):
-    """MLM + ``contrastive_weight`` x token contrastive loss, each a mean over its own tokens.
+    """MLM + ``contrastive_weight`` x token contrastive loss, each a mean over its tokens.
 
-    Let M be the number of masked tokens and A the number of anchors in an update: in all its ``--update-freq`` batches
-    on all ranks. A batch returns its summed cross entropy + contrastive_weight x (M / A) x its summed contrastive loss,
-    and fairseq divides the sum of all by M: as if the update were one batch. A and M come from :meth:`begin_update`; in
-    validation, or if it is not called, they are those of the batch. ValueError if the task does not announce updates,
-    or an option is out of range.
+    Let M be the number of masked tokens and A the number of anchors in an update, over all ``--update-freq`` batches on
+    all ranks. A batch returns its summed cross entropy + contrastive_weight x (M / A) x its summed contrastive loss.
+    fairseq divides the sum over all batches by M, so the result is the same as for one large batch. A and M come from
+    :meth:`begin_update`; in validation, or if it is not called, they are those of the batch. ValueError if the task
+    does not announce updates, or an option is out of range.
     """
 
     def __init__(self, cfg: TokenContrastiveConfig, task: FairseqTask) -> None:
@@ -77,10 +77,10 @@ class TokenContrastiveCriterion(SummedCriterion):
         self._warned = False
 
     def begin_update(self, batches: list[Sample], update_num: int, *, device: torch.device) -> None:
-        """Count the masked tokens and the anchors of an update, after ``update_num``. All ranks have to call it.
+        """Count the masked tokens and the anchors of the update after ``update_num``. All ranks have to call this.
 
-        ``batches`` are those of this rank, empty ones if it has none left; the same number on all ranks. ``device`` is
-        that on which the ranks exchange their counts.
+        ``batches`` are the batches of this rank, the same number on all ranks; a rank without batches passes empty
+        ones. The ranks exchange their counts on ``device``.
         """
         counts = torch.stack([self._counts(batch) for batch in batches]).to(device)  # (batches, 3)
         if not self.cfg.negatives_across_ranks:
@@ -104,14 +104,14 @@ class TokenContrastiveCriterion(SummedCriterion):
         return self.cfg.contrastive_weight > 0
 
     def contrasted_counts(self, batch: Sample) -> tuple[int, int]:
-        """How many anchors of a batch have a positive and negatives, and how many there are."""
+        """The number of anchors of a batch with a positive and negatives, and the number of all anchors."""
         valid, masked = self._valid_and_masked(batch)
         _, with_positive, num_sequences = self._counts(batch).tolist()
         has_negatives = num_sequences > 1 or self.cfg.negatives_across_ranks
         return int(with_positive) * has_negatives, int(self.contrast.anchors_in(valid, masked).sum())
 
     def _valid_and_masked(self, sample: Sample) -> tuple[Tensor, Tensor]:
-        """Which tokens may be compared, those that are known, and which are masked: (B, T) bool each."""
+        """Whether each token may be compared (if it is known), and whether it is masked: (B, T) bool each."""
         masked = sample["target"].ne(self.padding_idx)
         original = torch.where(masked, sample["target"], sample["net_input"]["src_tokens"])
         return is_known(original, self.dictionary), masked
@@ -125,7 +125,7 @@ class TokenContrastiveCriterion(SummedCriterion):
         embedded, encoded = first_and_last_states(model, extra)
         semantics = encoded.float() - embedded.float()  # (B, T, d)
         mlm = token_cross_entropy(logits, targets, ignored=self.padding_idx).sum()
-        if sample.get("is_dummy"):  # it stands in for a batch on a rank that has none left; do not draw from it
+        if sample.get("is_dummy"):  # this rank has no batch left; do not draw from this one
             valid = torch.zeros_like(valid)
         weight = self.cfg.contrastive_weight
         terms = self._contrast(semantics if weight > 0 else semantics.detach(), valid, masked, sample)
@@ -179,14 +179,14 @@ class TokenContrastiveCriterion(SummedCriterion):
         return contrastive_terms(semantics, anchors, positive, negative, temperature=cfg.temperature, keys=keys)
 
     def _generator(self, sample: Sample, device: torch.device) -> torch.Generator:
-        """A generator that depends only on the seed, the update (in validation: not on the update) and the batch."""
+        """A generator that depends only on the seed, the batch and, in training, the update."""
         first_id = int(sample["id"].flatten()[0]) if len(sample["id"]) else 0
         update_num = self._update_num if self.training else 0
         return generator_of(self.cfg.seed, update_num, int(self.training), first_id, device=device)
 
     @staticmethod
     def reduce_metrics(logging_outputs: list[LoggingOutput]) -> None:
-        """Log means over the tokens of the updates; losses are in bits (base 2) as fairseq does."""
+        """Log means over the tokens of the updates; losses in bits (base 2), as in fairseq."""
         means = LoggedMeans(logging_outputs)
         anchors = means.total("num_anchors")
         means.log("mlm_loss", "mlm_loss", means.total("sample_size"), unit=BIT)

@@ -1,1 +1,1 @@
-"""Ids and codes to fairseq's datasets."""
+"""fairseq datasets of ids and codes."""

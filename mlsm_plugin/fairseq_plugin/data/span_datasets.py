@@ -13,7 +13,7 @@ from mlsm_plugin.core.masking.word_boundaries import PieceClasses, word_boundari
 from mlsm_plugin.fairseq_plugin.compat.batches import Sample, WholeEpochsDataset
 from mlsm_plugin.fairseq_plugin.data.token_blocks import SizedDataset
 
-# factor by which the density rises if a source is too long because its noise is whole words, or no unknown tokens
+# factor by which the density grows while a source is too long, since words are short or unknown tokens are no noise
 DENSER = 1.1
 
 
@@ -21,8 +21,8 @@ DENSER = 1.1
 class Corruption:
     """How blocks become sources and targets.
 
-    Where whole words are noise and one is so long that a source or a target has too many tokens, any tokens become
-    noise. A block with so many unknown tokens that its source does not fit is cut.
+    If whole words are noise, and a long word makes the source or target too long, any tokens become noise. A block is
+    cut if it has so many unknown tokens that its source does not fit.
     """
 
     noise: SpanNoise
@@ -30,10 +30,10 @@ class Corruption:
     eos: int
     pad: int
     source_length: int  # maximum number of tokens of a source
-    seed: int  # decides the spans of a block, together with the epoch and the number of the block
-    pieces: PieceClasses | None = None  # the classes of all ids if whole words become noise
+    seed: int  # with the epoch and the number of a block, decides its spans
+    pieces: PieceClasses | None = None  # the classes of all ids, if whole words become noise
     target_length: int | None = None  # maximum number of tokens of a target; None: any
-    unk: int | Sequence[int] | None = None  # ids of unknown and of special tokens, which never become noise
+    unk: int | Sequence[int] | None = None  # ids of unknown and special tokens, which never become noise
 
     def apply(self, tokens: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         """The source and the target of a block of two or more tokens."""
@@ -49,7 +49,7 @@ class Corruption:
                     if self.target_length is None or len(pair[1]) <= self.target_length:
                         return pair
                     break  # with a higher density, targets are longer
-                density *= DENSER  # the words that were drawn are short, or unknown tokens were among them
+                density *= DENSER  # the drawn words are short, or include unknown tokens
         return self._written(tokens[: self.source_length - 1], self.noise.noise_density, None, rng)
 
     def _written(
@@ -70,11 +70,11 @@ class Corruption:
 
 
 class WithoutEos(SizedDataset):
-    """Sentences without the EOS that ends each in a binarized dataset.
+    """Sentences of a binarized dataset without their final EOS.
 
-    A document boundary would become an empty sentence, around which fairseq's blocks lose text. Boundaries are
-    therefore left out, or with ``keep_boundaries`` get the length :attr:`boundary_size`, which no sentence has.
-    ValueError if a sentence does not end in EOS.
+    A document boundary would become an empty sentence, and fairseq's blocks lose text around empty sentences.
+    Boundaries are therefore left out. With ``keep_boundaries``, they get the length :attr:`boundary_size`, which no
+    sentence has. ValueError if a sentence does not end in EOS.
     """
 
     def __init__(self, dataset: FairseqDataset, eos: int, *, keep_boundaries: bool = False) -> None:
@@ -92,7 +92,7 @@ class WithoutEos(SizedDataset):
 
     @property
     def longest_document(self) -> int:
-        """Tokens of the longest document; the boundaries must have been kept."""
+        """Number of tokens of the longest document; needs ``keep_boundaries``."""
         boundaries = self.sizes == self.boundary_size
         documents = np.bincount(boundaries.cumsum(), weights=np.where(boundaries, 0, self.sizes))
         return int(documents.max())
@@ -101,8 +101,8 @@ class WithoutEos(SizedDataset):
 class DrawnAnewDataset(WholeEpochsDataset):
     """Samples whose spans, and with ``shuffle`` whose order, are redrawn in every epoch.
 
-    ``sizes`` ``(n,)``, which ``--max-tokens`` limits, are the numbers of tokens of the samples, and ``lengths``
-    ``(n, k)``, which the model's positions limit, those of their k texts.
+    ``sizes`` ``(n,)`` are the numbers of tokens of the samples, which ``--max-tokens`` limits. ``lengths`` ``(n, k)``
+    are those of their k texts, which the model's positions limit.
     """
 
     def __init__(self, sizes: np.ndarray, lengths: np.ndarray, *, shuffle: bool) -> None:
@@ -136,7 +136,7 @@ class DrawnAnewDataset(WholeEpochsDataset):
         return indices[fits], indices[~fits].tolist()
 
     def ordered_indices(self) -> np.ndarray:
-        """All indices, in random order (fairseq seeds numpy before the call) or in the given order."""
+        """All indices, in random order (fairseq seeds numpy before the call) or ascending."""
         return np.random.permutation(len(self)) if self.shuffle else np.arange(len(self))
 
     @property
@@ -145,7 +145,7 @@ class DrawnAnewDataset(WholeEpochsDataset):
 
 
 class SpanDenoisingDataset(DrawnAnewDataset):
-    """Blocks of text with other corrupted spans in every epoch, in batches of similar length.
+    """Blocks of text with new corrupted spans in every epoch, in batches of similar length.
 
     ``blocks`` holds the ids of each block, without EOS; ``blocks.sizes`` has their lengths, 2 or more. With ``shuffle``
     the order of blocks of equal length is redrawn in every epoch, too.
@@ -190,7 +190,7 @@ class SpanDenoisingDataset(DrawnAnewDataset):
         }
 
     def ordered_indices(self) -> np.ndarray:
-        """Indices ordered by the length of the source, then of the target, which keeps padding small."""
+        """Indices sorted by the length of the source, then of the target, which keeps padding small."""
         indices = super().ordered_indices()
         for side in (1, 0):
             indices = indices[np.argsort(self.lengths[indices, side], kind="stable")]
@@ -200,8 +200,8 @@ class SpanDenoisingDataset(DrawnAnewDataset):
 class SpanGroupsDataset(DrawnAnewDataset):
     """Groups of blocks; an item is a group with its masked spans, which are redrawn in every epoch.
 
-    ``blocks`` holds the ids of each block, and ``blocks.sizes`` their lengths; ``groups`` are the numbers of the blocks
-    of each group. With ``shuffle`` their order is redrawn in every epoch, too.
+    ``blocks`` holds the ids of each block, and ``blocks.sizes`` their lengths; ``groups`` holds the block numbers of
+    each group. With ``shuffle`` the order of the groups is redrawn in every epoch, too.
     """
 
     def __init__(

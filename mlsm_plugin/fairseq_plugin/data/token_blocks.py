@@ -41,11 +41,11 @@ class SizedDataset(FairseqDataset):
 class BlockPiecesDataset(SizedDataset):
     """The blocks of a text, in order; a block of more than ``max_tokens`` tokens becomes several items.
 
-    fairseq's blocks end where sentences end: a long sentence makes a block longer than requested. Such a block is cut
-    after every ``max_tokens`` tokens, and its last piece holds the rest: each token is in exactly one item.
+    fairseq's blocks end at the ends of sentences, so a long sentence makes a block longer than requested. Such a block
+    is cut after every ``max_tokens`` tokens, and its last piece holds the rest. Each token is in exactly one item.
 
-    An item has at least ``min_tokens`` and at most ``max_tokens``: a last piece that is too short takes tokens from the
-    piece before it, and a block of fewer tokens is left out.
+    An item has at least ``min_tokens`` and at most ``max_tokens``. A last piece that is too short takes tokens from the
+    piece before it; a block of fewer tokens is left out.
 
     Attributes:
         block_starts: flat position of the first token of each block, ``(n_blocks,)`` int64, ascending.
@@ -82,16 +82,15 @@ class BlockPiecesDataset(SizedDataset):
 
 
 def split_path(data: str, split: str, epoch: int) -> str:
-    """The path of a split in an epoch; ``data`` names one binarized dataset, or several that take turns (``A:B``)."""
+    """The path of a split in an epoch; ``data`` names one binarized dataset, or several that alternate (``A:B``)."""
     paths = utils.split_paths(data)
     return os.path.join(paths[(epoch - 1) % len(paths)], split)
 
 
 def folders_of(data: PathLike) -> list[str]:
-    """The folders of one binarized dataset, or of several that take turns (``A:B``), which have one vocabulary.
+    """The folders of one binarized dataset, or of several that alternate (``A:B``).
 
-    ValueError if another folder has another vocabulary or tokenizer; further errors are those of
-    :func:`symbols_of_dataset`.
+    ValueError if they differ in vocabulary or tokenizer; further errors are those of :func:`symbols_of_dataset`.
     """
     folders: list[str] = utils.split_paths(os.fspath(data))
     dictionary = symbols_of_dataset(folders[0])
@@ -106,7 +105,7 @@ def folders_of(data: PathLike) -> list[str]:
 
 
 def differ_in_tokenizer(first: PathLike, second: PathLike) -> bool:
-    """Whether two folders have different tokenizers; if one has none, ``binarize.json`` in both of them decides."""
+    """Whether two folders have different tokenizers; if one has none, their ``binarize.json`` files decide."""
     fingerprints = [tokenizer_fingerprint(folder) for folder in (first, second)]
     if None in fingerprints:
         fingerprints = [_binarized_with(Path(folder, SUMMARY_NAME)) for folder in (first, second)]
@@ -115,7 +114,7 @@ def differ_in_tokenizer(first: PathLike, second: PathLike) -> bool:
 
 
 def _binarized_with(summary: Path) -> str | None:
-    """The fingerprint of the tokenizer that `mlsm binarize` has recorded; None: it has not."""
+    """The fingerprint of the tokenizer that `mlsm binarize` has recorded, or None."""
     if not summary.is_file():
         return None
     figures = check_json(read_json(summary), fields({"tokenizer_sha256": text}), summary)
@@ -125,8 +124,8 @@ def _binarized_with(summary: Path) -> str | None:
 def load_split(path: str, dictionary: Dictionary, *, combine: bool = False) -> FairseqDataset:
     """Load the memory-mapped binarized split at ``path`` (``DATA_BIN/train``), with ``combine`` also ``train1``, ...
 
-    ``dictionary`` has the symbols of its ids, perhaps with symbols that a task adds at its end. Warns if more than 1 %
-    of its tokens are unknown. FileNotFoundError if the split does not exist, ValueError if it is empty, damaged, or its
+    ``dictionary`` has the symbols of its ids, and perhaps symbols that a task adds at the end. Warns if more than 1 %
+    of the tokens are unknown. FileNotFoundError if the split does not exist, ValueError if it is empty, damaged, or its
     folder has another vocabulary.
     """
     _check_vocabulary(path, dictionary)
@@ -143,7 +142,7 @@ def load_split(path: str, dictionary: Dictionary, *, combine: bool = False) -> F
 
 @cache
 def _warn_of_unknown(path: str, unknown: int, tokens: int) -> None:
-    """Warn once of what each epoch, and each reader of a split, counts again."""
+    """Warn once, although each epoch and each reader of a split counts again."""
     warn_of_unknown_ids(path, unknown, tokens)
 
 
@@ -197,7 +196,7 @@ def load_dictionary(data_bin: PathLike) -> Dictionary:
 
 
 def is_content(tokens: torch.Tensor, dictionary: Dictionary) -> torch.Tensor:
-    """Which of ``tokens`` (any shape) are not special, such as BOS, EOS and padding: bool; only those are coded.
+    """Whether each of ``tokens`` (any shape) is not special, such as BOS, EOS and padding (bool); only these are coded.
 
     Unknown tokens are content.
     """
@@ -209,7 +208,7 @@ def is_content(tokens: torch.Tensor, dictionary: Dictionary) -> torch.Tensor:
 
 
 def is_known(tokens: torch.Tensor, dictionary: Dictionary) -> torch.Tensor:
-    """Which of ``tokens`` (any shape) are content and not unknown, as bool; only those can be learned."""
+    """Whether each of ``tokens`` (any shape) is content and not unknown (bool); only these can be learned."""
     return is_content(tokens, dictionary) & (tokens != dictionary.unk())
 
 
@@ -234,7 +233,7 @@ def cut_into_blocks(
 def training_samples(
     dataset: FairseqDataset, *, split: str, cfg: FairseqDataclass, dictionary: Dictionary, bos: int
 ) -> PrependTokenDataset:
-    """The samples of a task like masked_lm: shortened according to its ``cfg``, then cut into blocks.
+    """The samples of a task like masked_lm, shortened according to its ``cfg``, then cut into blocks.
 
     The dataset has the tokens of the split, or their positions (``bos`` is then ``NO_POSITION``).
     """

@@ -21,8 +21,8 @@ from mlsm_plugin.fairseq_plugin.text.symbol_files import own_special_symbols, sp
 class TokenPositionsDataset(SizedDataset):
     """Item ``i`` holds the flat positions of the tokens of sentence ``i`` of a binarized split.
 
-    Wrapped in the same datasets as the split (blocks, prepended BOS), it gives the row in the code store of every token
-    of every sample. The ``sizes`` (n_sentences,) are copied. Keep a reference to the split during the call:
+    Wrapped in the same datasets as the split (blocks, prepended BOS), it gives every token's row in the code store. The
+    ``sizes`` (n_sentences,) are copied. Keep a reference to the split during the call:
     ``TokenPositionsDataset(load_split(...).sizes)`` would read unmapped memory.
     """
 
@@ -38,7 +38,7 @@ class TokenPositionsDataset(SizedDataset):
 
 @dataclass(frozen=True)
 class SplitCoverage:
-    """How many positions a split has, and which share of them is coded, see :func:`covered_positions`."""
+    """The number of positions of a split, and the share of them that is coded, see :func:`covered_positions`."""
 
     num_tokens: int
     coverage: float = 1.0
@@ -48,9 +48,9 @@ class SplitCoverage:
 def masking_probabilities(positions: np.ndarray, splits: Sequence[SplitCoverage], mask_prob: float) -> np.ndarray:
     """The masking probability of each token of a sample, ``(T,)`` float64.
 
-    It is ``mask_prob / coverage`` at covered positions and 0 elsewhere: on average, the share ``mask_prob`` of the
+    It is ``mask_prob / coverage`` at covered positions and 0 elsewhere. On average, the share ``mask_prob`` of the
     positions is masked for every coverage, which must be at least ``mask_prob``. ``positions`` ``(T,)`` are flat
-    positions in the text of all ``splits``, in order; negative for a token that is in none.
+    positions in the concatenated text of all ``splits``; negative for a token that is in no split.
     """
     assert all(mask_prob <= split.coverage for split in splits)
     starts = np.concatenate([[0], np.cumsum([split.num_tokens for split in splits], dtype=np.int64)])
@@ -65,7 +65,7 @@ def masking_probabilities(positions: np.ndarray, splits: Sequence[SplitCoverage]
 
 
 class CoveredMaskTokensDataset(BaseWrapperDataset):
-    """fairseq's ``MaskTokensDataset`` with masks among covered positions only.
+    """fairseq's ``MaskTokensDataset``, with masks only at covered positions.
 
     Each content token is masked independently with its probability (:func:`masking_probabilities`); BOS, EOS, padding
     and unknown tokens are never masked. The masks depend only on the seed, the epoch and the index of the sample. Use
@@ -74,7 +74,7 @@ class CoveredMaskTokensDataset(BaseWrapperDataset):
     Args:
         tokens: dataset of the ids of each sample ``(T,)``.
         positions: dataset of the flat positions of the same tokens ``(T,)``.
-        splits, mask_prob: as of :func:`masking_probabilities`.
+        splits, mask_prob: as for :func:`masking_probabilities`.
         vocab: the symbols, including ``<mask>``.
         return_masked_tokens: yield targets (the original id of masked tokens, padding elsewhere) instead of inputs.
         seed: seed of the masks, not negative.
@@ -187,9 +187,9 @@ class MaskedCodesDataset(BaseWrapperDataset):
 
     def collater(self, samples: list[torch.Tensor]) -> dict[str, torch.Tensor | int]:
         """``atoms`` (n_masked, m) int32, padded with -1; ``weights`` (n_masked, m) float16, padded with 0; and
-        ``number``, how many rows have an atom.
+        ``number``, the number of rows that have an atom.
 
-        The store has float16 too, and fairseq's fp16 and bf16 modes do not convert it.
+        Weights stay float16 as in the store; fairseq's fp16 and bf16 modes do not convert them.
         """
         atoms, weights = self.store.lookup(torch.cat(samples).numpy())
         if self.top is not None:
@@ -205,9 +205,9 @@ class MaskedCodesDataset(BaseWrapperDataset):
 class KnownTargetsDataset(BaseWrapperDataset):
     """Inputs or targets without the masks of special and unknown tokens; all other masks stay. Use :meth:`of`.
 
-    Special tokens are those that begin and end a text, and those of the tokenizer's own list. ``values`` are the inputs
-    or targets of each sample ``(T,)``. Where the target is one of ``unmasked``, the value becomes ``instead``, or if
-    that is None the target, which is the original token.
+    Special tokens are BOS, EOS, and the special tokens without a role that a tokenizer lists. ``values`` are the inputs
+    or targets of each sample ``(T,)``. If the target is in ``unmasked``, the value becomes ``instead``, or, if that is
+    None, the target, which is the original token.
     """
 
     def __init__(
@@ -222,7 +222,7 @@ class KnownTargetsDataset(BaseWrapperDataset):
     def of(
         cls, inputs: FairseqDataset, targets: FairseqDataset, vocab: Dictionary
     ) -> "tuple[KnownTargetsDataset, KnownTargetsDataset]":
-        """The dataset of inputs and that of targets."""
+        """The dataset of inputs and the dataset of targets."""
         unmasked = torch.tensor([vocab.bos(), vocab.eos(), vocab.unk(), *own_special_symbols(vocab)])
         kept_inputs = cls(inputs, targets, unmasked=unmasked, instead=None)
         return kept_inputs, cls(targets, targets, unmasked=unmasked, instead=vocab.pad())
@@ -242,7 +242,7 @@ class MaskRanksDataset(BaseWrapperDataset):
     """A random number below ``END`` for each token of a sample, ``(T,)`` int32: the order in which masks are removed.
 
     With ``words``, which looks up where words begin in tokens ``(T,)``, the tokens of a word share a number. The
-    numbers depend only on the seed, the epoch and the index.
+    numbers only depend on the seed, the epoch and the index.
     """
 
     END = 2**31 - 1
@@ -267,7 +267,7 @@ class MaskRanksDataset(BaseWrapperDataset):
 
 
 class BatchPaddingDataset(SizedDataset):
-    """Lengths of samples, which collate to a bool: whether any sample of the batch is shorter than the longest."""
+    """Lengths of samples, which collate to whether any sample of the batch is shorter than the longest (bool)."""
 
     def __init__(self, sizes: np.ndarray) -> None:
         super().__init__()
@@ -284,7 +284,7 @@ class BatchPaddingDataset(SizedDataset):
 class MaskedSizesDataset(BaseWrapperDataset):
     """Numbers of masked tokens and lengths of samples, which collate to :func:`chosen_sizes`.
 
-    ``targets`` are ``(T,)`` of each sample, ``pad`` for tokens that are not masked. ``share`` is that argument of
+    ``targets`` are ``(T,)`` of each sample, ``pad`` for tokens that are not masked. ``share`` is an argument of
     :func:`chosen_sizes`.
     """
 

@@ -1,9 +1,9 @@
 """The layers of a DeBERTa-v2 in plain PyTorch: post-norm, GELU, and disentangled attention.
 
-Source: He et al., "DeBERTa: Decoding-enhanced BERT with Disentangled Attention", ICLR 2021, arXiv 2006.03654, with what
-versions 2 and 3 changed: distances share buckets that grow with the logarithm, their embeddings are normalized, and the
-projections of the content also project them. A score has three parts: of content to content, of content to position,
-and of position to content. Hugging Face's DebertaV2 computes the same; the weights have other names.
+Source: He et al., "DeBERTa: Decoding-enhanced BERT with Disentangled Attention", ICLR 2021, arXiv 2006.03654, with the
+changes of versions 2 and 3: distances share logarithmic buckets, their embeddings are normalized, and the projections
+of the content also project them. A score has three parts: content to content, content to position, and position to
+content. Hugging Face's DebertaV2 computes the same; the weights have other names.
 """
 
 import math
@@ -22,10 +22,10 @@ EPSILON = 1e-7  # of all norms
 
 @dataclass(frozen=True)
 class DebertaSize(ModernSize):
-    """What a :class:`DebertaTransformer` looks like; all of its layers are global."""
+    """The size of a :class:`DebertaTransformer`; all of its layers are global."""
 
-    buckets: int = 256  # of distances to one side; each distance up to half of this has its own. 0: every distance has
-    longest: int = 512  # this distance and all larger ones count as the same
+    buckets: int = 256  # of distances to one side; small distances, up to half of this, have one each. 0: all have
+    longest: int = 512  # this distance and all larger distances count as the same
 
     @property
     def span(self) -> int:
@@ -34,7 +34,7 @@ class DebertaSize(ModernSize):
 
 
 def embeddings_of_distances(length: int, size: DebertaSize, device: torch.device) -> Tensor:
-    """Which embedding belongs to the distances from ``length`` down to ``-length``, ``(2 length + 1,)`` int64.
+    """The indices of the embeddings of the distances from ``length`` down to ``-length``, ``(2 length + 1,)`` int64.
 
     The distance of a query at q from a key at k is ``q - k``.
     """
@@ -43,21 +43,21 @@ def embeddings_of_distances(length: int, size: DebertaSize, device: torch.device
         middle = size.buckets // 2
         far = distance.abs()
         last = torch.full((), (size.longest - 1) / middle, device=device)
-        # the order of these operations in float32 decides which bucket a distance at a border has
+        # the order of these float32 operations decides the bucket of a distance at a border
         grown = torch.ceil(torch.log(far.clamp(min=1) / middle) / torch.log(last) * (middle - 1)) + middle
         distance = torch.where(far <= middle, distance, (grown * distance.sign()).long())
     return (distance + size.span).clamp(0, 2 * size.span - 1)
 
 
 def diagonals(products: Tensor) -> Tensor:
-    """A view ``(..., T, T)`` of ``(..., T, 2 T)``: row t from its place ``T - 1 - t`` on."""
+    """A view ``(..., T, T)`` of ``(..., T, 2 T)``: row t starts at column ``T - 1 - t``."""
     length = products.size(-2)
     rows = products.flatten(-2)[..., length - 1 : length - 1 + length * (2 * length - 1)]
     return rows.unflatten(-1, (length, 2 * length - 1))[..., :length]
 
 
 def position_scores(query: Tensor, key: Tensor, of_keys: Tensor, of_queries: Tensor) -> Tensor:
-    """What positions add to the scores of queries and keys, both ``(H, B, T, d)``: ``(H, B, T, T)``.
+    """The part of the scores that comes from positions, ``(H, B, T, T)``, for queries and keys ``(H, B, T, d)``.
 
     ``of_keys`` and ``of_queries``, ``(H, 2 T + 1, d)``, are the projected embeddings of the distances from T to -T.
     """
@@ -71,7 +71,7 @@ def position_scores(query: Tensor, key: Tensor, of_keys: Tensor, of_queries: Ten
 
 
 class _PositionScores(torch.autograd.Function):
-    """:func:`position_scores` head by head: the products with all distances stay in the cache, and are not kept."""
+    """:func:`position_scores` head by head, so that the products with all distances fit into the cache."""
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, of_keys: Tensor, of_queries: Tensor) -> Tensor:
@@ -105,9 +105,9 @@ class _PositionScores(torch.autograd.Function):
 
 
 def chosen_position_scores(query: Tensor, key: Tensor, of_keys: Tensor, of_queries: Tensor, places: Tensor) -> Tensor:
-    """:func:`position_scores` of the queries ``(H, B, M, d)`` at ``places`` ``(B, M)`` only: ``(H, B, M, T)``."""
+    """:func:`position_scores` of only the queries ``(H, B, M, d)`` at ``places`` ``(B, M)``: ``(H, B, M, T)``."""
     length = key.size(2)
-    rows = length - places[:, :, None] + torch.arange(length, device=places.device)  # (B, M, T), those of the distances
+    rows = length - places[:, :, None] + torch.arange(length, device=places.device)  # (B, M, T), rows of the distances
     rows = rows.expand(len(key), -1, -1, -1)
     to_position = (query.flatten(1, 2) @ of_keys.mT).unflatten(1, query.shape[1:3]).gather(3, rows)
     to_content = (key.flatten(1, 2) @ of_queries.mT).unflatten(1, key.shape[1:3]).gather(3, rows.mT)
@@ -115,7 +115,7 @@ def chosen_position_scores(query: Tensor, key: Tensor, of_keys: Tensor, of_queri
 
 
 class DebertaLayer(nn.Module):
-    """One layer: attention and an MLP, each added to what it reads, and then normalized."""
+    """One layer: attention and an MLP, each with a residual connection followed by a norm."""
 
     is_local = False
 
@@ -135,8 +135,8 @@ class DebertaLayer(nn.Module):
     ) -> Tensor:
         """Hidden states after this layer, ``(B, T, dim)`` as before it, or ``(n, dim)`` of the tokens ``only``.
 
-        ``distances`` are the embeddings ``(2 T + 1, dim)`` of those from T to -T. The mask ``(B, 1, 1, T)`` is added
-        to the scores.
+        ``distances`` are the embeddings ``(2 T + 1, dim)`` of the distances from T to -T. The mask ``(B, 1, 1, T)`` is
+        added to the scores.
         """
         attended = self._attended(hidden, distances, mask, only)
         if only is not None:
@@ -147,7 +147,7 @@ class DebertaLayer(nn.Module):
         return self.ffn_norm(hidden + self._dropped(self.fc2(inner)))
 
     def _attended(self, hidden: Tensor, distances: Tensor, mask: Tensor | None, only: ChosenTokens | None) -> Tensor:
-        """What each token, or each at ``only.places``, has attended to: ``(B, T, dim)`` or ``(B, M, dim)``."""
+        """The output of attention for all tokens, ``(B, T, dim)``, or for ``only.places``, ``(B, M, dim)``."""
         if only is None:
             query, key, value = self._projected(hidden, 0, 3)
         else:

@@ -1,4 +1,4 @@
-"""What the RoBERTa-like models of this package have in common: an LM head that also predicts latent properties."""
+"""The common part of this package's RoBERTa-like models: an LM head that also predicts latent properties."""
 
 import argparse
 import functools
@@ -47,13 +47,13 @@ class LatentHead(DividedLMHead):
         init_bert_params(self.atom_projection)
 
     def atom_logits(self, transformed: Tensor) -> Tensor:
-        """The logits of the dictionary's atoms, ``(..., num_atoms)``; ValueError if the head has none."""
+        """The logits of the dictionary's atoms, ``(..., num_atoms)``; ValueError if the head has no such projection."""
         if self.atom_projection is None:
             raise ValueError("this model has no atom logits; train it with --task masked_latent_semantic")
         return self.atom_projection(transformed)
 
     def idle_parameters(self, *, project_tokens: bool, project_atoms: bool) -> list[nn.Parameter]:
-        """The parameters that belong only to projections that are not computed."""
+        """The parameters that only belong to projections that are not computed."""
         idle = [] if project_tokens else self.own_token_parameters()
         if self.atom_projection is not None and not project_atoms:
             idle.extend(self.atom_projection.parameters())
@@ -63,12 +63,12 @@ class LatentHead(DividedLMHead):
 class LatentHeadEncoder(RobertaEncoder):
     """:class:`RobertaEncoder` with a :class:`LatentHead`."""
 
-    can_choose_tokens = True  # forward takes ``only``
+    can_choose_tokens = True  # forward has the argument ``only``
 
     def build_lm_head(
         self, embed_dim: int, output_dim: int, activation_fn: str, weight: nn.Parameter | None
     ) -> LatentHead:
-        """The head; ``weight`` is that of the token embeddings. fairseq calls this."""
+        """The head; ``weight`` is the weight of the token embeddings. fairseq calls this."""
         return LatentHead(embed_dim, output_dim, activation_fn, weight)
 
     def forward(
@@ -83,14 +83,14 @@ class LatentHeadEncoder(RobertaEncoder):
         only: ChosenTokens | None = None,
         **unused: object,
     ) -> tuple[Tensor | None, Extra]:
-        """Compute what :meth:`RobertaEncoder.forward` does, with a choice of outputs.
+        """As :meth:`RobertaEncoder.forward`, with a choice of outputs.
 
         Args:
             src_tokens: ``(B, T)`` ids.
             masked_tokens: ``(B, T)`` bool, the tokens to project; None: all tokens.
             project_tokens: compute the vocabulary logits, which are the first result (otherwise None).
             project_atoms: compute the atom logits, as ``extra["atom_logits"]``.
-            has_padding: whether ``src_tokens`` has padding, if that is known; not every encoder uses it.
+            has_padding: whether ``src_tokens`` has padding, if known; not every encoder uses it.
             only: the tokens to project; replaces ``masked_tokens``, without waiting for a GPU.
 
         With logits, ``extra["features"]`` are the final hidden states of all tokens, if they were computed, and
@@ -111,9 +111,9 @@ class LatentHeadEncoder(RobertaEncoder):
     def features_to_project(
         self, src_tokens: Tensor, only: ChosenTokens | None, return_all_hiddens: bool, has_padding: bool | None
     ) -> tuple[Tensor, Extra]:
-        """The final hidden states of these tokens, ``(N, dim)``, and the other output of ``extract_features``.
+        """The final hidden states of the tokens ``only``, ``(N, dim)``, and the other output of ``extract_features``.
 
-        Without ``only`` those of all tokens, ``(B, T, dim)``.
+        Without ``only``, the final hidden states of all tokens, ``(B, T, dim)``.
         """
         x, extra = self.extract_features(src_tokens, return_all_hiddens=return_all_hiddens, has_padding=has_padding)
         return x if only is None else x.flatten(0, 1)[only.flat], {**extra, "features": x}
@@ -122,7 +122,7 @@ class LatentHeadEncoder(RobertaEncoder):
 class LatentHeadModel(RobertaModel):
     """A RoBERTa-like model for masked latent semantic modeling (Berend, ACL Findings 2023).
 
-    The atom projection is made last: with the same seed, all other parameters start as without it.
+    The atom projection is made last, so that with the same seed all other parameters start as they do without it.
     """
 
     encoder_class = LatentHeadEncoder
@@ -134,7 +134,7 @@ class LatentHeadModel(RobertaModel):
             lm_head(self).add_atom_projection(args.num_atoms)
 
     def finish_parameters(self) -> None:
-        """Change the weights that fairseq has initialized; called before the atom projection is made."""
+        """Change the weights after fairseq's initialization; called before the atom projection is made."""
 
     @staticmethod
     def add_atoms_option(parser: argparse.ArgumentParser) -> None:
@@ -152,7 +152,7 @@ class LatentHeadModel(RobertaModel):
             return cls(args, cls.encoder_class(args, task.source_dictionary))
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
-        """Adapt the latent head of a checkpoint to this model: drop it, keep it, or replace it by a new one.
+        """Adapt the latent head of a checkpoint to this model: drop it, keep it, or replace it by a new head.
 
         The symbols that NPM adds for masked spans are dropped if the task does not have them.
         """
@@ -206,7 +206,7 @@ class LatentHeadModel(RobertaModel):
 
 
 def set_missing(args: FairseqDataclass, **defaults: object) -> None:
-    """Set the options that are not set."""
+    """Set options that have no value yet."""
     for name, value in defaults.items():
         setattr(args, name, safe_getattr(args, name, value))
 
@@ -214,7 +214,7 @@ def set_missing(args: FairseqDataclass, **defaults: object) -> None:
 def register_sizes(model: str, architecture: Callable[..., None], sizes: dict[str, tuple[int, int]]) -> None:
     """Register the architecture ``model`` with the size ``base``, and one for each size, such as ``model_tiny``.
 
-    ``architecture`` sets the options that are not set, from ``args``, ``layers`` and ``dim``.
+    ``architecture`` sets options in ``args`` that have no value yet, from ``layers`` and ``dim``.
     """
     architectures = {model: sizes["base"]} | {f"{model}_{name}": size for name, size in sizes.items()}
     for name, (layers, dim) in architectures.items():

@@ -25,7 +25,7 @@ class DebertaHead(LatentHead):
     def __init__(self, embed_dim: int, output_dim: int, activation_fn: str, weight: nn.Parameter | None = None) -> None:
         super().__init__(embed_dim, output_dim, activation_fn, weight)
         self.layer_norm = Norm(embed_dim, bias=True, eps=EPSILON)
-        self.activation_fn = nn.functional.gelu  # fairseq's computes in float32
+        self.activation_fn = nn.functional.gelu  # fairseq's gelu computes in float32
 
 
 class DebertaEncoder(ModernEncoder):
@@ -42,7 +42,7 @@ class DebertaEncoder(ModernEncoder):
     def build_lm_head(
         self, embed_dim: int, output_dim: int, activation_fn: str, weight: nn.Parameter | None
     ) -> DebertaHead:
-        """The head; ``weight`` is that of the token embeddings. fairseq calls this."""
+        """The head; ``weight`` is the weight of the token embeddings. fairseq calls this."""
         return DebertaHead(embed_dim, output_dim, activation_fn, weight)
 
 
@@ -51,7 +51,7 @@ class MlsmDebertaModel(MlsmModernModel):
     """A DeBERTa-v2 with a latent head."""
 
     encoder_class = DebertaEncoder
-    initialization = BY_WIDTH  # initialized as BERT and normalized after each block, the model does not begin to learn
+    initialization = BY_WIDTH  # with BERT's initialization, this post-norm model does not begin to learn
     ffn_name = "MLP"
     ffn_width = "4 times the width"
     whole_options: ClassVar = {
@@ -63,7 +63,7 @@ class MlsmDebertaModel(MlsmModernModel):
 
 
 def size_of(args: FairseqDataclass, num_symbols: int, padding: int) -> DebertaSize:
-    """The encoder's size from the options; ValueError for one out of range."""
+    """The encoder's size from the options; ValueError if an option is out of range."""
     dim = args.encoder_embed_dim
     heads = args.encoder_attention_heads
     buckets = args.position_buckets
@@ -91,7 +91,7 @@ def size_of(args: FairseqDataclass, num_symbols: int, padding: int) -> DebertaSi
 
 
 def architecture(args: FairseqDataclass, layers: int, dim: int) -> None:
-    """Set the options that are not set; ``layers`` and ``dim`` are the size unless options give another."""
+    """Set options that have no value yet; ``layers`` and ``dim`` are the default size."""
     set_missing(args, encoder_layers=layers, encoder_embed_dim=dim)
     dim = args.encoder_embed_dim
     set_missing(args, encoder_ffn_embed_dim=4 * dim, encoder_attention_heads=max(1, dim // 64))

@@ -1,4 +1,4 @@
-"""The encoder of today: pre-norm, rotary positions, GeGLU, no biases; Hugging Face's ModernBERT computes the same.
+"""A modern encoder: pre-norm, rotary positions, GeGLU, no biases; Hugging Face's ModernBERT computes the same.
 
 Source: Warner et al., "Smarter, Better, Faster, Longer: A Modern Bidirectional Encoder for Fast, Memory Efficient, and
 Long Context Finetuning and Inference", 2024, arXiv 2412.13663.
@@ -28,28 +28,28 @@ from mlsm_plugin.fairseq_plugin.models.latent_head_model import (
 from mlsm_plugin.fairseq_plugin.models.modern_layers import ModernSize, ModernTransformer, Norm
 from mlsm_plugin.huggingface.student_model import geglu_dim
 
-# from this number of positions on, most layers see only a window unless --attention-window says otherwise
+# with at least this many positions, most layers only see a window, unless --attention-window says otherwise
 POSITIONS_WITH_WINDOW = 512
 DEFAULT_WINDOW = 128
-# how the weights are drawn
+# initializations of the weights
 BY_BERT = "bert"
 BY_WIDTH = "width"
 
 
 class ModernHead(LatentHead):
-    """The LM head without biases, except for that of the vocabulary."""
+    """The LM head without biases, except the vocabulary bias."""
 
     def __init__(self, embed_dim: int, output_dim: int, activation_fn: str, weight: nn.Parameter | None = None) -> None:
         super().__init__(embed_dim, output_dim, activation_fn, weight)
         self.dense = nn.Linear(embed_dim, embed_dim, bias=False)
         self.layer_norm = Norm(embed_dim)
-        self.activation_fn = nn.functional.gelu  # fairseq's computes in float32
+        self.activation_fn = nn.functional.gelu  # fairseq's gelu computes in float32
 
 
 class ModernEncoder(LatentHeadEncoder):
     """A :class:`ModernTransformer` with a :class:`ModernHead`."""
 
-    one_graph = True  # torch.compile makes one graph of it
+    one_graph = True  # torch.compile makes a single graph of it
 
     def build_encoder(
         self, args: FairseqDataclass, dictionary: Dictionary, embed_tokens: nn.Embedding
@@ -60,7 +60,7 @@ class ModernEncoder(LatentHeadEncoder):
     def build_lm_head(
         self, embed_dim: int, output_dim: int, activation_fn: str, weight: nn.Parameter | None
     ) -> ModernHead:
-        """The head; ``weight`` is that of the token embeddings. fairseq calls this."""
+        """The head; ``weight`` is the weight of the token embeddings. fairseq calls this."""
         return ModernHead(embed_dim, output_dim, activation_fn, weight)
 
     def extract_features(
@@ -74,7 +74,7 @@ class ModernEncoder(LatentHeadEncoder):
     def features_to_project(
         self, src_tokens: Tensor, only: ChosenTokens | None, return_all_hiddens: bool, has_padding: bool | None
     ) -> tuple[Tensor, Extra]:
-        # in training, the last layer computes these tokens only; an evaluation may change all (changed_hidden_states)
+        # in training, the last layer only computes these tokens; an evaluation may change all (changed_hidden_states)
         if only is None or not self.training or return_all_hiddens:
             return super().features_to_project(src_tokens, only, return_all_hiddens, has_padding)
         output = self.sentence_encoder(src_tokens, has_padding=has_padding, only=only)
@@ -98,7 +98,7 @@ class MlsmModernModel(LatentHeadModel):
     initialization = BY_BERT
     ffn_name = "GeGLU"
     ffn_width = "8/3 of the width, as many parameters as 4x MLP"  # by default
-    whole_options: ClassVar = {  # of positions
+    whole_options: ClassVar = {  # options with whole numbers
         "attention-window": f"tokens that a local layer sees; 0: all layers are global (default: {DEFAULT_WINDOW} "
         f"from {POSITIONS_WITH_WINDOW} positions on, else 0)",
         "global-attention-every": "every N-th layer is global, the others are local (default: 3)",
@@ -110,7 +110,7 @@ class MlsmModernModel(LatentHeadModel):
 
     @classmethod
     def add_args(cls, parser: argparse.ArgumentParser) -> None:
-        """Add the options of the encoder and its heads, named as those of ``mlsm_roberta``."""
+        """Add the options of the encoder and its heads, with the same names as in ``mlsm_roberta``."""
         whole = {
             "encoder-layers": "number of layers",
             "encoder-embed-dim": "width of the hidden states",
@@ -146,7 +146,7 @@ class MlsmModernModel(LatentHeadModel):
 
 
 def size_of(args: FairseqDataclass, num_symbols: int, padding: int) -> ModernSize:
-    """The encoder's size from the options; sets the window if it is not set. ValueError for an option out of range."""
+    """The encoder's size from the options; sets a missing window. ValueError if an option is out of range."""
     dim = args.encoder_embed_dim
     heads = args.encoder_attention_heads
     if heads < 1 or dim % (2 * heads):
@@ -176,7 +176,7 @@ def size_of(args: FairseqDataclass, num_symbols: int, padding: int) -> ModernSiz
 
 
 def architecture(args: FairseqDataclass, layers: int, dim: int) -> None:
-    """Set the options that are not set; ``layers`` and ``dim`` are the size unless options give another."""
+    """Set options that have no value yet; ``layers`` and ``dim`` are the default size."""
     set_missing(args, encoder_layers=layers, encoder_embed_dim=dim)
     dim = args.encoder_embed_dim
     set_missing(args, encoder_ffn_embed_dim=geglu_dim(dim), encoder_attention_heads=max(1, dim // 64))

@@ -1,4 +1,4 @@
-"""Models of fairseq: RoBERTa with a latent head, in the sizes of TACO, and the encoder-decoder of span denoising."""
+"""fairseq's models: RoBERTa with a latent head, RoBERTa in TACO's sizes, and the encoder-decoder of span denoising."""
 
 import argparse
 import functools
@@ -20,7 +20,7 @@ from mlsm_plugin.fairseq_plugin.models.latent_head_model import (
 
 @register_model("mlsm_roberta")
 class MlsmRobertaModel(LatentHeadModel):
-    """fairseq's RoBERTa with a latent head; without one, its parameters start as those of ``roberta``."""
+    """fairseq's RoBERTa with a latent head; without the head, its parameters start like those of ``roberta``."""
 
     @staticmethod
     def add_args(parser: argparse.ArgumentParser) -> None:

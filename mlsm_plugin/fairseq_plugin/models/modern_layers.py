@@ -1,6 +1,6 @@
 """The layers of a ModernBERT-style encoder in plain PyTorch: pre-norm, rotary positions, GeGLU, no biases.
 
-They compute what Hugging Face's ModernBERT does (Warner et al., 2024, arXiv 2412.13663); the weights have other names.
+Hugging Face's ModernBERT computes the same (Warner et al., 2024, arXiv 2412.13663); its weights have other names.
 """
 
 import math
@@ -18,26 +18,26 @@ from mlsm_plugin.fairseq_plugin.compat.model_parts import encoder_output
 # On CPUs with bfloat16 units, products of whole matrices are faster than torch's fused attention up to this length
 # (docs/research/learning_curves.md); the fused kernel takes less memory.
 LONGEST_UNFUSED = 512
-# Added to the score of a token that is not seen. It is finite: a token that sees nothing gets finite hidden states.
-# Twice this number still fits in a float16.
+# Added to the score of a token that is not seen. It is finite, so that a token that sees nothing gets finite hidden
+# states. Twice this number still fits in float16.
 NEVER = -30_000.0
 
 
 @dataclass(frozen=True)
 class ModernSize:
-    """What a :class:`ModernTransformer` looks like."""
+    """The size of a :class:`ModernTransformer`."""
 
     num_symbols: int  # rows of the embeddings
     padding: int  # the padding id
     layers: int
     dim: int  # width of the hidden states
-    ffn_dim: int  # width of the GeGLU; its first matrix makes twice as many values, and one half gates the other
+    ffn_dim: int  # width of the GeGLU; its first matrix produces twice as many values, and one half gates the other
     heads: int
-    dropout: float = 0.0  # of the embeddings, and of what a block adds to the hidden states
+    dropout: float = 0.0  # of the embeddings and of each block's output
     attention_dropout: float = 0.0  # of the attention weights
     activation_dropout: float = 0.0  # of the GeGLU
     window: int = 0  # tokens that a local layer sees, about half of them on each side; 0: all layers are global
-    global_every: int = 3  # every so-many-th layer, beginning with the first, is global
+    global_every: int = 3  # every global_every-th layer, beginning with the first, is global
     theta: float = 10_000.0  # base of the rotary angles in global layers
     local_theta: float = 10_000.0
 
@@ -61,7 +61,7 @@ def rotary_angles(length: int, head_dim: int, theta: float, like: Tensor) -> tup
 
 @torch.library.custom_op("mlsm_plugin::rotary_angles", mutates_args=())
 def _tables(length: int, head_dim: int, theta: float, like: Tensor) -> tuple[Tensor, Tensor]:
-    """:func:`rotary_angles` as an operator: the compiler would recompute them for each value that is rotated."""
+    """:func:`rotary_angles` as an operator; otherwise the compiler would recompute them for each rotated value."""
     return rotary_angles(length, head_dim, theta, like)
 
 
@@ -80,7 +80,7 @@ def rotated(source: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def mask_rows(only: ChosenTokens, mask: Tensor | None) -> Tensor | None:
-    """The rows of an attention mask that belong to the places of these tokens; see :func:`attend`."""
+    """The rows of an attention mask for the places of the tokens ``only``; see :func:`attend`."""
     if mask is None or mask.size(2) == 1:
         return mask
     batch, most = only.places.shape
@@ -93,7 +93,7 @@ def attend(
 ) -> Tensor:
     """Scaled dot-product attention of queries ``(B, H, M, d)`` to keys and values ``(B, H, T, d)``: ``(B, H, M, d)``.
 
-    The mask is added to the scores, broadcast to ``(B, H, M, T)``; None: every token sees every other. Products of
+    The mask is added to the scores, broadcast to ``(B, H, M, T)``; None: every token sees all others. Products of
     queries and keys are multiplied by ``scale``; None: ``1 / sqrt(d)``.
     """
     short = key.size(2) <= LONGEST_UNFUSED and not torch.compiler.is_compiling()
@@ -105,7 +105,7 @@ def attend(
 
 
 class Norm(nn.LayerNorm):
-    """A layer norm, by default without bias, in the precision of its input also under ``torch.autocast``."""
+    """A layer norm, by default without bias, in the precision of its input even under ``torch.autocast``."""
 
     def __init__(self, dim: int, *, bias: bool = False, eps: float = 1e-5) -> None:
         super().__init__(dim, eps, bias=bias)
@@ -117,9 +117,9 @@ class Norm(nn.LayerNorm):
 
 
 class ModernLayer(nn.Module):
-    """One layer: attention and GeGLU, each on normalized hidden states, and added to them.
+    """One layer: attention and GeGLU, each on normalized hidden states and with a residual connection.
 
-    The first layer (``number`` 0) has no norm before its attention, since one follows the embeddings.
+    The first layer (``number`` 0) has no norm before its attention, since a norm follows the embeddings.
     """
 
     def __init__(self, size: ModernSize, number: int) -> None:
@@ -139,7 +139,7 @@ class ModernLayer(nn.Module):
     ) -> Tensor:
         """Hidden states after this layer, ``(B, T, dim)`` as before it, or ``(n, dim)`` of the tokens ``only``.
 
-        ``angles`` are those of :func:`rotary_angles`, and ``mask`` is that of :func:`attend`.
+        ``angles`` are the result of :func:`rotary_angles`, and ``mask`` is an argument of :func:`attend`.
         """
         normalized = self.attention_norm(hidden)
         if only is None:
@@ -151,7 +151,7 @@ class ModernLayer(nn.Module):
         return hidden + self._dropped(self._geglu(self.ffn_norm(hidden)))
 
     def _attention(self, hidden: Tensor, angles: tuple[Tensor, Tensor], mask: Tensor | None) -> Tensor:
-        """What each token has attended to, ``(B, T, dim)``."""
+        """The output of attention for all tokens, ``(B, T, dim)``."""
         projected = self.qkv_proj(hidden)
         cos = angles[0].to(projected.dtype)
         sin = angles[1].to(projected.dtype)
@@ -161,7 +161,7 @@ class ModernLayer(nn.Module):
     def _attention_of(
         self, only: ChosenTokens, hidden: Tensor, angles: tuple[Tensor, Tensor], mask: Tensor | None
     ) -> Tensor:
-        """What the tokens ``only`` have attended to, ``(n, dim)``."""
+        """The output of attention for the tokens ``only``, ``(n, dim)``."""
         query_weight, key_value_weight = self.qkv_proj.weight.split([self.size.dim, 2 * self.size.dim])
         projected = F.linear(hidden, key_value_weight).unflatten(-1, (2, self.size.heads, -1))
         key, value = projected.permute(2, 0, 3, 1, 4)  # (B, H, T, d) each
@@ -195,10 +195,10 @@ class ModernLayer(nn.Module):
 
 
 class ModernTransformer(nn.Module):
-    """Token ids to hidden states; the interface is that of fairseq's ``TransformerEncoder``."""
+    """Token ids to hidden states, with the interface of fairseq's ``TransformerEncoder``."""
 
-    batch_first = True  # its layers get hidden states as (B, T, dim); those of fairseq's as (T, B, dim)
-    can_choose_tokens = True  # its last layer can compute some tokens only
+    batch_first = True  # its layers get hidden states as (B, T, dim); fairseq's layers as (T, B, dim)
+    can_choose_tokens = True  # its last layer can compute only some tokens
 
     def __init__(self, size: ModernSize, embed_tokens: nn.Embedding) -> None:
         super().__init__()
@@ -212,13 +212,13 @@ class ModernTransformer(nn.Module):
         return ModernLayer(self.size, number)
 
     def scale_down_residual_projections(self, std: float = 0.02) -> None:
-        """Draw the weights of what each block adds with ``std / sqrt(2 layers)`` (GPT-2; Radford et al., 2019)."""
+        """Initialize each block's output projections with ``std / sqrt(2 layers)`` (GPT-2; Radford et al., 2019)."""
         for layer in self.layers:
             for projection in (layer.out_proj, layer.fc2):
                 nn.init.normal_(projection.weight, std=std / math.sqrt(2 * self.size.layers))
 
     def draw_weights_by_width(self) -> None:
-        """Draw the weights of all layers so that they keep the variance of what they read: ``std = 1 / sqrt(dim)``."""
+        """Initialize the weights of all layers such that they keep the variance of their input: ``1 / sqrt(dim)``."""
         std = 1 / math.sqrt(self.size.dim)
         for layer in self.layers:
             for projection in (layer.qkv_proj, layer.fc1):
@@ -239,12 +239,12 @@ class ModernTransformer(nn.Module):
             src_tokens: ``(B, T)`` ids, right-padded.
             return_all_hiddens: also return the hidden states before and after each layer.
             has_padding: whether the batch has padding; None looks for it, and on a GPU waits for the answer.
-            only: compute the final hidden states of these N tokens only, ``(1, N, dim)``. The last layer then needs a
+            only: compute only the final hidden states of these N tokens, ``(1, N, dim)``. The last layer then takes a
                 fraction of its time.
 
         Returns:
-            see :func:`~mlsm_plugin.fairseq_plugin.compat.model_parts.encoder_output`; only the final ones have the
-            final norm.
+            see :func:`~mlsm_plugin.fairseq_plugin.compat.model_parts.encoder_output`; the final norm is only applied to
+            the final hidden states.
         """
         padding = src_tokens.eq(self.size.padding)
         if has_padding is None:
@@ -266,7 +266,7 @@ class ModernTransformer(nn.Module):
         return encoder_output(hidden, states if return_all_hiddens else [])
 
     def _embedded(self, src_tokens: Tensor) -> Tensor:
-        """The embeddings, in the precision of the matrix products: all hidden states stay in it."""
+        """The embeddings, in the precision of the matrix products, which all hidden states keep."""
         embedded = self.embed_tokens(src_tokens)
         kind = src_tokens.device.type
         return embedded.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else embedded
@@ -282,7 +282,7 @@ class ModernTransformer(nn.Module):
         return {False: global_angles, True: local_angles}
 
     def _masks(self, hidden: Tensor, padding: Tensor | None) -> dict[bool, Tensor | None]:
-        """The masks of global (False) and local (True) layers; None where a layer sees all tokens."""
+        """The masks of global (False) and local (True) layers; None if a layer sees all tokens."""
         global_mask = None
         if padding is not None:
             global_mask = hidden.new_zeros(padding.shape).masked_fill_(padding, NEVER)[:, None, None, :]

@@ -1,4 +1,4 @@
-"""AdamW (Loshchilov and Hutter, 2019) as one fused kernel of torch, and Muon for the matrices of layers beside it."""
+"""AdamW (Loshchilov and Hutter, 2019) with torch's fused kernel, and Muon for the matrices of layers beside it."""
 
 import ast
 import logging
@@ -31,7 +31,7 @@ SEPARATE = "use --autocast bf16 instead of --fp16 or --bf16, or add --fp16-no-fl
 
 @dataclass
 class FusedAdamWConfig(FairseqDataclass):
-    """The options of the optimizer; those that fairseq's ``adam`` has too are named as there."""
+    """The options of the optimizer, with the names of fairseq's ``adam`` where it has the same options."""
 
     # Any: text on a command line, two numbers elsewhere
     adam_betas: Any = option((0.9, 0.98), help="decay rates of the running averages, such as '(0.9, 0.98)'")
@@ -43,7 +43,7 @@ class FusedAdamWConfig(FairseqDataclass):
 
 @register_optimizer("fused_adamw", dataclass=FusedAdamWConfig)
 class FusedAdamW(FairseqOptimizer):
-    """``torch.optim.AdamW(fused=True)``; where torch has no fused kernel, its ``foreach`` implementation.
+    """``torch.optim.AdamW(fused=True)``, or its ``foreach`` implementation if torch has no fused kernel.
 
     ValueError if an option is out of range, or ``decay_matrices_only`` gets flat parameters.
     """
@@ -78,9 +78,9 @@ class FusedAdamW(FairseqOptimizer):
         return {"lr": lr, "betas": _betas(self.cfg.adam_betas), "eps": self.cfg.adam_eps}
 
     def load_state_dict(self, state_dict: CheckpointState, optimizer_overrides: Options | None = None) -> None:
-        """Load the averages of a checkpoint; ValueError if they are those of other parameters.
+        """Load the averages of a checkpoint; ValueError if they belong to other parameters.
 
-        Each group keeps the settings of this run, except the rate, which the scheduler sets, and those in
+        Each group keeps the settings of this run, except the rate, which the scheduler sets, and
         ``optimizer_overrides``, which apply to all groups.
         """
         overrides = optimizer_overrides or {}
@@ -161,7 +161,7 @@ class Muon(FusedAdamW):
         )
 
     def set_lr(self, lr: float) -> None:
-        """Set the rate of AdamW, and that of Muon with the same ratio as at the beginning."""
+        """Set the rate of AdamW, and the rate of Muon such that their initial ratio stays."""
         for group in self.param_groups:
             group["lr"] = lr * self._ratio if group["muon"] else lr
 
@@ -180,9 +180,9 @@ def mark_weights(model: nn.Module) -> None:
 
 
 def decay_groups(params: list[nn.Parameter], weight_decay: float) -> list[Group]:
-    """Two groups: matrices, with decay; and vectors and marked embeddings, without.
+    """Two groups: matrices, with decay; and vectors and marked embeddings, without decay.
 
-    ValueError if no parameter is a matrix: ``--fp16`` has joined all into one vector.
+    ValueError if no parameter is a matrix, since ``--fp16`` has joined all into one vector.
     """
     embeddings = {id(weight) for weight in params if getattr(weight, GROUP_ATTRIBUTE, None) == EMBEDDINGS}
     decayed = [weight for weight in params if weight.dim() >= 2 and id(weight) not in embeddings]
@@ -193,7 +193,7 @@ def decay_groups(params: list[nn.Parameter], weight_decay: float) -> list[Group]
 
 
 def _betas(value: Any) -> tuple[float, float]:
-    """The two rates in an option; ValueError if it holds something else."""
+    """The two rates in an option; ValueError if it does not hold two numbers."""
     try:
         rates = ast.literal_eval(value) if isinstance(value, str) else value
         if OmegaConf.is_config(rates):

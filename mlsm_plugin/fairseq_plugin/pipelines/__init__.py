@@ -1,1 +1,1 @@
-"""Training runs that the mlsm command starts, and chains of steps with them."""
+"""Training runs that the mlsm command starts, and chains of steps that contain them."""

@@ -37,15 +37,15 @@ def preprocess(
 ) -> StepRecord:
     """Train a tokenizer, binarize, train the auxiliary model, learn the dictionary, and code the splits.
 
-    Returns the record of the steps. ValueError if an option of a new tokenizer is given although none is trained, or a
+    Returns the record of the steps. ValueError if an option of a new tokenizer is set although none is trained, or a
     step failed.
 
     Args:
-        texts: the files of the splits ``train`` and ``valid``, and of ``test`` if there is one.
+        texts: the files of the splits ``train``, ``valid`` and, optionally, ``test``.
         learning, coding: their layers are ignored.
-        layer: whose hidden states are coded; None: the last one.
+        layer: layer whose hidden states are coded; None: the last layer.
         keep_at, flags: of the auxiliary model, see :func:`~mlsm_plugin.fairseq_plugin.pipelines.pretraining.pretrain`.
-        coded: gets the name of a split and the function that codes it; calls it and shows the figures.
+        coded: takes the name of a split and the function that codes it, calls it, and shows the figures.
     """
     has_tokenizer = bool(settings.tokenizer or settings.auxiliary)
     if has_tokenizer and (new_tokenizer.user_symbols or new_tokenizer.lowercase):
@@ -92,9 +92,9 @@ def steps_to_data(
     new_tokenizer: TokenizerSettings | None,
     workers: int,
 ) -> Iterator[Step]:
-    """The steps from text to ``data_bin``; the first trains ``tokenizer`` if it is new.
+    """The steps from text to ``data_bin``; the first step trains ``tokenizer`` if it is new.
 
-    ``splits`` are the files of ``train``, ``valid`` and ``test``.
+    ``splits`` holds the files of ``train``, ``valid`` and ``test``.
     """
     train, valid, test = splits.values()
     tokenizer = str(tokenizer)
@@ -125,7 +125,7 @@ def steps_to_codes(
 ) -> Iterator[Step]:
     """The steps that learn a dictionary from the hidden states of a model, and code the splits with it.
 
-    ``coded`` gets the name of a split and the function that codes it.
+    ``coded`` takes the name of a split and the function that codes it.
     """
     files = source_of(auxiliary).files_of(auxiliary)
     learn = partial(learn_from_split, data_bin, auxiliary, dictionary, learning, coding.blocks)

@@ -1,4 +1,4 @@
-"""Pre-training of the auxiliary masked LM with fairseq's own trainer."""
+"""Pre-training of the auxiliary masked LM with fairseq's trainer."""
 
 import logging
 import sys
@@ -24,16 +24,16 @@ logger = logging.getLogger(__name__)
 # a partially trained auxiliary model is useful, too (Berend, BabyLM 2023)
 KEPT_PERCENTAGES = (10, 25, 50, 100)
 DEFAULT_ARCHITECTURE = "mlsm_modern_small"
-MASKS = {"mask_prob": 0.3, "mask_prob_end": 0.15}  # of mlsm_modern
+MASKS = {"mask_prob": 0.3, "mask_prob_end": 0.15}  # defaults of mlsm_modern
 DECIDE_MASKS = {"--task", "--mask-prob", "--mask-prob-end", "--mask-multiple-length", "--skip-masking"}
 # flags that can end a run before its last update
 EARLY_ENDS = ("--max-epoch", "--patience", "--stop-time-hours", "--stop-min-lr")
 
 
 def separate_words(flags: Sequence[str]) -> list[str]:
-    """The flags with ``--flag=value`` as two words, which makes each flag an item of the list.
+    """Split ``--flag=value`` into two words, so that each flag is an item of the list.
 
-    A value that begins with a dash stays in its word: as a word of its own, it would be parsed as a flag.
+    A value that begins with a dash stays in its word, since it would be parsed as a flag otherwise.
     """
     words = []
     for word in flags:
@@ -43,7 +43,7 @@ def separate_words(flags: Sequence[str]) -> list[str]:
 
 
 def block_flags(blocks: BlockSettings) -> list[str]:
-    """The flags of ``fairseq-train`` for its blocks."""
+    """The flags of ``fairseq-train`` that set its blocks."""
     return ["--tokens-per-sample", str(blocks.tokens_per_sample), "--sample-break-mode", blocks.sample_break_mode]
 
 
@@ -53,9 +53,9 @@ def default_flags(
     """``fairseq-train`` flags that train an auxiliary model; ``user_flags`` follow them and override them.
 
     The learning rate rises and falls over ``max_update`` updates. ``mlsm_modern`` and ``mlsm_deberta`` have no dropout,
-    learn at a higher rate, and begin with more masks (docs/research/recipe.md); the checkpoint ``run`` keeps the masks
-    that it began with. Options of the default optimizer or schedule are left out if ``user_flags`` set another one,
-    since fairseq rejects them.
+    a higher learning rate, and more masks at the beginning (docs/research/recipe.md); the checkpoint ``run`` keeps its
+    masks. Options of the default optimizer or schedule are left out if ``user_flags`` choose another, since fairseq
+    rejects them.
     """
     optimizer = optimizer or _optimizer(None, user_flags, arch)
     modern = _is_modern(arch)
@@ -91,7 +91,7 @@ def _is_modern(arch: str) -> bool:
 
 
 def _beginning(run: Path | None, weights: str, *, masks: bool) -> list[str]:
-    """The flags of the initial ``weights``, and perhaps of the ``masks``, of a run; its checkpoint may exist."""
+    """The flags of a run's initial ``weights``, and of its masks if ``masks``; an existing checkpoint decides both."""
     options: dict[str, object] = {**MASKS, "initialization": weights}
     if run is not None and run.exists():
         parts = parts_of(read_contents(run))
@@ -115,18 +115,18 @@ def pretrain(
     flags: list[str],
     keep_at: Sequence[int] = KEPT_PERCENTAGES,
 ) -> list[Path]:
-    """Train, keeping ``checkpoint_at_P_percent.pt`` for some percentages P of the updates; returns them.
+    """Train, and keep ``checkpoint_at_P_percent.pt`` for some percentages P of the updates; returns these files.
 
-    The trainer stops at each of them and resumes from there, as it does after a kill. The last checkpoint of a run that
-    ended early is returned, too. ValueError if the trainer failed, or ``save_dir`` holds a run on other data.
+    The trainer stops at each percentage and resumes there, as after a kill. The last checkpoint of a run that ended
+    early is returned, too. ValueError if the trainer failed, or ``save_dir`` holds a run on other data.
 
     Args:
-        data_bin: a binarized dataset, or several joined by colons, which epochs use in turn; the first one validates.
+        data_bin: a binarized dataset, or several joined by colons, which epochs use in turn; the first validates.
         save_dir: folder for the checkpoints; an existing run is resumed.
-        arch: a fairseq architecture; None: that of an existing run, else ``mlsm_modern_small``.
+        arch: a fairseq architecture; None: the architecture of an existing run, else ``mlsm_modern_small``.
         max_update: total number of updates.
         flags: further ``fairseq-train`` flags, see :func:`separate_words`; they override the defaults.
-        keep_at: the percentages, from 1 to 100; that at 100 % is always kept.
+        keep_at: the percentages, from 1 to 100; the checkpoint at 100 % is always kept.
     """
     save_dir = Path(save_dir)
     last = save_dir / LAST
@@ -153,7 +153,7 @@ def pretrain(
 
 
 def early_end(save_dir: Path, goal: int, flags: Sequence[str]) -> str | None:
-    """One line on a run whose training ended before an update, and the flags that may have caused it; else None."""
+    """A line about a run that ended before update ``goal``, with the flags that may be the cause; else None."""
     reached = updates_of(save_dir / LAST)
     if reached >= goal:
         return None
@@ -163,7 +163,7 @@ def early_end(save_dir: Path, goal: int, flags: Sequence[str]) -> str | None:
 
 
 def _is_model_after(updates: int, checkpoint: Path) -> bool:
-    """Whether a checkpoint exists, is whole, and has seen this number of updates."""
+    """Whether a checkpoint exists, is whole, and has this number of updates."""
     try:
         return updates_of(checkpoint) == updates
     except ValueError:
@@ -171,9 +171,9 @@ def _is_model_after(updates: int, checkpoint: Path) -> bool:
 
 
 def begin_run(data_bin: PathLike, save_dir: Path) -> None:
-    """Make the folder of a run: the record of its data, and the tokenizer; repair its last checkpoint.
+    """Make the folder of a run with the record of its data and the tokenizer, and repair its last checkpoint.
 
-    OSError if a dataset lacks its dictionary or its training split, ValueError if the folder holds a run on other data,
+    OSError if a dataset lacks its dictionary or its training split; ValueError if the folder holds a run on other data
     or is damaged, or the datasets have different vocabularies.
     """
     folders = folders_of(data_bin)
@@ -181,7 +181,7 @@ def begin_run(data_bin: PathLike, save_dir: Path) -> None:
     advice = "Choose another --save-dir; to continue from a checkpoint on other data, pass it with --restore-file"
     content: dict[str, object] = {"train": fingerprints if len(fingerprints) > 1 else fingerprints[0]}
     before = PlannedFolder(save_dir, content, plan_file="data.json").recorded_plan
-    valid = Path(folders[0], "valid")  # the best model is chosen on it
+    valid = Path(folders[0], "valid")  # it decides which model is the best
     if valid.with_suffix(".idx").is_file() and (before is None or "valid" in before):
         content["valid"] = split_fingerprint(valid)
     plan = PlannedFolder(save_dir, content, plan_file="data.json", advice=advice)
@@ -203,7 +203,7 @@ def train_until(
 ) -> None:
     """Train until update ``goal``, unless the run has reached it; an existing run is resumed.
 
-    The flags ``part`` of this part of the run override ``flags``; the other arguments are those of :func:`pretrain`.
+    ``part`` holds the flags of this part of the run, which override ``flags``; see :func:`pretrain` for the rest.
     ValueError if the existing run has another architecture, or the trainer failed.
     """
     last = save_dir / LAST
@@ -238,7 +238,7 @@ def _restored(flags: list[str]) -> Path | None:
 
 
 def _optimizer(source: Path | None, flags: list[str], arch: str) -> str:
-    """The optimizer that can continue the checkpoint ``source``, and that the flags allow; else the best one."""
+    """The optimizer that the flags allow and that can continue the checkpoint ``source``; else the best optimizer."""
     if {"--memory-efficient-fp16", "--memory-efficient-bf16"} & set(flags):
         return "adam"
     if source is not None and "--reset-optimizer" not in flags:
@@ -250,7 +250,7 @@ def _optimizer(source: Path | None, flags: list[str], arch: str) -> str:
 
 
 def _without_restart(flags: list[str], last: Path) -> list[str]:
-    """The flags without ``--restore-file``, which must not send back a run that has a checkpoint of its own."""
+    """The flags, without ``--restore-file`` if the run already has a checkpoint, which it would overrule."""
     if not last.exists() or "--restore-file" not in flags:
         return flags
     where = flags.index("--restore-file")

@@ -1,4 +1,4 @@
-"""MLSM in stages with the codes of the model itself: how each stage is trained, and on which codes."""
+"""MLSM in stages on the model's own codes: how each stage is trained, and on which codes."""
 
 import os
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ CHOSEN_HERE = ("--task", "--criterion", "--num-atoms", "--best-checkpoint-metric
 
 @dataclass(frozen=True)
 class _Run:
-    """What is trained on which codes."""
+    """The settings of a run: its training and its codes."""
 
     data_bin: str
     settings: StageSettings
@@ -42,8 +42,8 @@ class _Run:
     flags: Sequence[str]
     coded: Coded
 
-    def of_training(self) -> dict[str, object]:
-        """The values that decide the result of the first stage, together with the number of updates."""
+    def training_values(self) -> dict[str, object]:
+        """The values that, with the number of updates, decide the result of the first stage."""
         return {
             "stages": self.settings.stages,
             "mlm_weight": self.settings.mlm_weight,
@@ -52,8 +52,8 @@ class _Run:
             "blocks": vars(self.blocks),
         }
 
-    def of_codes(self) -> dict[str, object]:
-        """The further values that decide the result of the later stages."""
+    def code_values(self) -> dict[str, object]:
+        """Further values that decide the result of the later stages."""
         learning = self.learning
         values: dict[str, object] = {
             "latent_weight": self.settings.latent_weight,
@@ -72,7 +72,7 @@ class _Run:
         return values
 
     def folders(self, stage: Stage) -> list[tuple[str, Path]]:
-        """The datasets, each with the folder of its codes."""
+        """Each dataset with the folder of its codes."""
         first, *further = folders_of(self.data_bin)
         further_folders = [(data, stage.folder / f"data-{number}") for number, data in enumerate(further, start=2)]
         return [(first, stage.folder), *further_folders]
@@ -83,7 +83,7 @@ class _Run:
         learning = self.learning
         flags = ["--criterion", "latent_semantic_kl", "--mlm-weight", str(settings.mlm_weight)]
         flags += ["--num-atoms", str(learning.atoms)]
-        flags += ["--best-checkpoint-metric", "mlm_loss"]  # the loss differs from stage to stage
+        flags += ["--best-checkpoint-metric", "mlm_loss"]  # the loss changes between stages
         if stage.number == 0:
             return ["--task", "plain_masked_lm", "--latent-weight", "0", *flags]
         flags += ["--task", "masked_latent_semantic", "--latent-weight", str(settings.latent_weight)]
@@ -95,7 +95,7 @@ class _Run:
         return [*flags, "--latent-dictionary", str(stage.dictionary)]
 
     def make_codes(self, stage: Stage) -> None:
-        """Learn the dictionary of a stage and code with it; skips what is done."""
+        """Learn the dictionary of a stage and code with it; skips finished work."""
         teacher = str(stage.teacher)
         folders = self.folders(stage)
         layer = source_of(teacher).layers_of(teacher) if self.layer is None else self.layer
@@ -125,17 +125,17 @@ def pretrain_in_stages(
     flags: Sequence[str] = (),
     coded: Coded = lambda split, encode: encode(),
 ) -> str | None:
-    """Run the stages that are missing; returns one line on a training that ended early, else None.
+    """Run the missing stages; returns a line about a training that ended early, else None.
 
-    ValueError if a part failed, ``save_dir`` holds another run, or a flag is one that each stage sets itself.
+    ValueError if a part failed, ``save_dir`` holds another run, or each stage sets one of the flags itself.
 
     Args:
         data_bin, save_dir, arch, max_update, flags: :func:`~mlsm_plugin.fairseq_plugin.pipelines.pretraining.pretrain`.
         learning: the coder of each stage, and how the frozen copy runs: by default on the device and in the precision
             of the training. Its layer is ignored.
         blocks: samples of the training and of the coding.
-        layer: whose hidden states are coded; None: the last one.
-        coded: gets the name of a split and the function that codes it; calls it and shows the figures.
+        layer: layer whose hidden states are coded; None: the last layer.
+        coded: takes the name of a split and the function that codes it, calls it, and shows the figures.
     """
     save_dir = Path(save_dir)
     flags = separate_words(flags)
@@ -147,9 +147,9 @@ def pretrain_in_stages(
     run = _Run(os.fspath(data_bin), settings, learning, layer, blocks, flags, coded)
     stages = stages_of(save_dir, max_update, settings.stages)
     begin_run(data_bin, save_dir)
-    of_codes = run.of_codes()
-    plan = {"max_update": max_update, **run.of_training(), **of_codes}
-    plan_of(stages, save_dir, plan, list(of_codes)).begin()
+    code_values = run.code_values()
+    plan = {"max_update": max_update, **run.training_values(), **code_values}
+    plan_of(stages, save_dir, plan, list(code_values)).begin()
     flags = [*flags, "--seed", str(learning.seed), *block_flags(blocks)]
 
     def train(stage: Stage) -> None:
@@ -170,7 +170,7 @@ def in_half_precision(device: str | None, flags: Sequence[str]) -> bool:
 
 
 def coded_splits(data: str, flags: Sequence[str]) -> list[str]:
-    """The split that is trained on, and those of the first dataset that are validated on."""
+    """The training split, then the validation splits of the first dataset."""
     values = dict(pairwise(flags))
     splits = [values.get("--train-subset", "train"), *values.get("--valid-subset", "valid").split(",")]
     if {"--combine-valid-subsets", "--combine-val"} & set(flags):

@@ -1,9 +1,10 @@
-"""MLSM without a second model: the codes of a stage are those of the model at its beginning.
+"""MLSM without a second model: a stage uses the codes of the model at the beginning of the stage.
 
-The first stage is plain masked LM. Each later stage begins with a frozen copy of the model, from whose hidden states a
-dictionary is learned; the model then predicts its codes, together with the masked tokens. One learning-rate schedule,
-one optimizer and one order of the data span all stages. The model has the latent head from the first stage on, which
-keeps the optimizer's state valid. The published code of Berend (2023) can use the model itself as auxiliary model, too.
+The first stage is plain masked LM. Each later stage begins with a frozen copy of the model. A dictionary is learned
+from the copy's hidden states, and the model then predicts the copy's codes together with the masked tokens. One
+learning-rate schedule, one optimizer and one order of the data span all stages. The model has the latent head from the
+first stage on, which keeps the optimizer's state valid. The published code of Berend (2023) can also use the model
+itself as auxiliary model.
 """
 
 import time
@@ -27,17 +28,17 @@ from mlsm_plugin.fairseq_plugin.compat.resumed_runs import LAST
 TEACHER = "model.pt"
 SECONDS = "seconds.json"
 PLAN = "stages.json"
-INITIAL_DEVIATION = 0.02  # of the weights of BERT's linear layers
+INITIAL_DEVIATION = 0.02  # standard deviation, as in BERT's linear layers
 
 
 @dataclass(frozen=True)
 class Stage:
-    """A part of a run: the updates from ``begin`` to ``end``; stage number 0 is masked LM alone."""
+    """A part of a run: the updates from ``begin`` to ``end``; stage 0 is masked LM alone."""
 
     number: int
     begin: int
     end: int
-    folder: Path  # of the frozen copy of the model at the beginning, the dictionary learned from it, and the codes
+    folder: Path  # holds the frozen copy of the model, the dictionary learned from it, and the codes
 
     @property
     def teacher(self) -> Path:
@@ -51,7 +52,7 @@ class Stage:
 
 
 def stages_of(save_dir: Path, max_update: int, percentages: Sequence[int]) -> list[Stage]:
-    """The stages of a run of ``max_update`` updates; one with codes begins at each of ``percentages`` of them.
+    """The stages of a run of ``max_update`` updates; a stage with codes begins at each of ``percentages``.
 
     ValueError if a percentage is not from 1 to 99, or a stage would have no update.
     """
@@ -69,12 +70,12 @@ def stages_of(save_dir: Path, max_update: int, percentages: Sequence[int]) -> li
 
 
 def plan_of(
-    stages: Sequence[Stage], save_dir: Path, settings: dict[str, object], of_codes: Sequence[str]
+    stages: Sequence[Stage], save_dir: Path, settings: dict[str, object], code_names: Sequence[str]
 ) -> PlannedFolder:
-    """The record of the settings that decide the stages of a run; it cannot continue with others.
+    """The record of the settings that decide the stages of a run; the run cannot continue with other settings.
 
-    A run that has not saved a checkpoint yet may change all settings. A run without a dictionary yet may change those
-    of its codes (``of_codes`` names them): a layer that the model lacks can be corrected without losing the first
+    A run that has not saved a checkpoint yet may change all settings. A run without a dictionary yet may change the
+    settings of its codes (``code_names``), so a layer that does not exist can be corrected without losing the first
     stage. ValueError if the record is damaged.
     """
     path = save_dir / PLAN
@@ -83,12 +84,12 @@ def plan_of(
         folder.forget()
     elif path.exists() and not stages[1].dictionary.exists():
         known = check_json(read_json(path), fields(), path)
-        write_json(path, {name: (settings if name in of_codes else known).get(name) for name in settings})
+        write_json(path, {name: (settings if name in code_names else known).get(name) for name in settings})
     return folder
 
 
 def begin_stage(stage: Stage, save_dir: Path) -> None:
-    """Keep the frozen copy of the model; raises ValueError if it is missing and the run is beyond this point."""
+    """Keep a frozen copy of the model; ValueError if it is missing and the run is beyond this point."""
     last = save_dir / LAST
     if stage.teacher.exists():
         return
@@ -102,7 +103,7 @@ def begin_stage(stage: Stage, save_dir: Path) -> None:
 
 
 def restart_head(stage: Stage, save_dir: Path, seed: int) -> None:
-    """Replace the latent head in the last checkpoint by a new one, if the stage has not begun to train."""
+    """Replace the latent head in the last checkpoint by a new head, unless the stage has begun to train."""
     last = save_dir / LAST
     if updates_of(last) != stage.begin:
         return
@@ -114,7 +115,7 @@ def restart_head(stage: Stage, save_dir: Path, seed: int) -> None:
             if weights.dim() == 2:
                 new.normal_(0, INITIAL_DEVIATION, generator=generator)
             state["model"][name] = new
-    task_state = state.pop("task_state", None) or {}  # except for the words, about the codes of the previous stage
+    task_state = state.pop("task_state", None) or {}  # except the words, it is about the codes of the previous stage
     if WORDS in task_state:
         state["task_state"] = {WORDS: task_state[WORDS]}
     save_whole(state, last)
@@ -122,7 +123,7 @@ def restart_head(stage: Stage, save_dir: Path, seed: int) -> None:
 
 @contextmanager
 def measured(save_dir: Path, stage: Stage, part: str) -> Iterator[None]:
-    """Add the seconds of the block to its part in ``seconds.json``, also if it fails, as the next run resumes."""
+    """Add the seconds of the block to its part in ``seconds.json``, even if it fails, since the next run resumes."""
     path = save_dir / SECONDS
     name = f"stage {stage.number}: {part}"
     start = time.perf_counter()
@@ -144,8 +145,8 @@ def run_stages(
 ) -> None:
     """Run the missing parts of all stages, in order.
 
-    Each stage with codes after the first one has other codes, and therefore a new latent head, initialized at random
-    with ``seed``. ``make_codes`` learns the dictionary of a stage and codes with it, and skips what is done; ``train``
+    After the first stage with codes, each stage has other codes and therefore a new latent head, initialized at random
+    with ``seed``. ``make_codes`` learns the dictionary of a stage and codes with it, and skips finished work; ``train``
     trains until the end of a stage.
     """
     for stage in stages:
@@ -156,7 +157,7 @@ def run_stages(
         print(f"\n{part}: {what}", flush=True)
         if stage.number > 0:
             begin_stage(stage, save_dir)
-            with measured(save_dir, stage, "codes"), in_turn(save_dir):  # the first of several ranks makes them
+            with measured(save_dir, stage, "codes"), in_turn(save_dir):  # the first of several ranks does the work
                 make_codes(stage)
         if stage.number > 1:
             restart_head(stage, save_dir, seed)

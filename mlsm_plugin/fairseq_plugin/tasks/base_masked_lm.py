@@ -1,4 +1,4 @@
-"""The base of this package's masked-LM tasks: new masks in each epoch, checkpoints that load from anywhere."""
+"""The base of this package's masked-LM tasks: new masks in each epoch, and checkpoints that load from anywhere."""
 
 # no `from __future__ import annotations`: fairseq reads the option types at run time
 import logging
@@ -65,7 +65,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class BaseMaskedLMConfig(MaskedLMConfig, SavedRunConfig):
-    """The options of ``masked_lm``, those for changing shares of masks, and those for saving the run."""
+    """The options of ``masked_lm``, for a changing share of masks, and for saving the run."""
 
     # fairseq understands typing.Optional, but not `float | None`
     valid_mask_prob: Optional[float] = option(  # noqa: UP045
@@ -96,25 +96,25 @@ class BaseMaskedLMTask(PluginTask, MaskedLMTask):
 
     cfg: BaseMaskedLMConfig
     criterions: ClassVar[tuple[str, ...]] = ("masked_lm",)
-    word_count: WordCount | None = None  # of a run that counts words
-    trainer: Trainer | None = None  # of a run that counts words
+    word_count: WordCount | None = None  # only if the run counts words
+    trainer: Trainer | None = None  # only if the run counts words
 
     @classmethod
     def setup_task(cls, cfg: BaseMaskedLMConfig, **kwargs: object) -> "BaseMaskedLMTask":
-        """Load only the dictionary: a checkpoint must load without the data."""
+        """Load only the dictionary, since a checkpoint must load without the data."""
         dictionary = load_dictionary(utils.split_paths(cfg.data)[0])
         logger.info("dictionary: %d types", len(dictionary))
         return cls(cfg, dictionary)
 
     def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs: object) -> None:
-        """Load the samples of ``masked_lm``, all of them; ValueError if hardly anything is masked."""
+        """Load all samples of ``masked_lm``; ValueError if hardly anything is masked."""
         samples = self.load_samples(split, epoch, combine)
         self.set_batches(split, samples, *self.masked(samples, split))
 
     def masked(self, samples: FairseqDataset, split: str) -> tuple[FairseqDataset, FairseqDataset]:
-        """Inputs and targets of ``samples``, masked as by ``masked_lm``, but special and unknown tokens are not masked.
+        """Inputs and targets of ``samples``, masked as by ``masked_lm``, except for special and unknown tokens.
 
-        Special tokens include those of the tokenizer's own list.
+        Special tokens include all that the tokenizer lists as special.
         """
         samples = LRUCacheDataset(samples)
         dictionary = self.source_dictionary
@@ -144,12 +144,12 @@ class BaseMaskedLMTask(PluginTask, MaskedLMTask):
         return KnownTargetsDataset.of(inputs, targets, dictionary)
 
     def build_criterion(self, cfg: FairseqDataclass, *args: object, **kwargs: object) -> FairseqCriterion:
-        """Build the criterion; ``masked_lm`` is replaced by this package's, which computes the same."""
+        """Build the criterion; this package's ``masked_lm``, which computes the same, replaces fairseq's."""
         criterion = super().build_criterion(cfg, *args, **kwargs)
         return MaskedLmLoss(cfg, self) if type(criterion) is masked_lm.MaskedLmLoss else criterion
 
     def word_beginnings(self) -> WordBeginnings:
-        """Which tokens begin words for the tokenizer in the folder of the data."""
+        """Which tokens begin words, by the tokenizer in the data folder."""
         tokenizer = Namespace(**bpe_options(self._data_folder))
         return WordBeginnings(get_whole_word_mask(tokenizer, self.source_dictionary), in_long_words)
 
@@ -161,9 +161,9 @@ class BaseMaskedLMTask(PluginTask, MaskedLMTask):
         targets: FairseqDataset,
         **further_entries: FairseqDataset,
     ) -> None:
-        """Make the batches of ``split`` those of ``masked_lm``; they also tell the model whether they have padding.
+        """Set the batches of ``split`` as in ``masked_lm``; they also tell the model whether they have padding.
 
-        ``inputs`` and ``targets`` are those of the ``samples``, ``(T,)`` each; a target is the id of a masked token,
+        ``inputs`` and ``targets`` belong to the ``samples``, ``(T,)`` each; a target is the id of a masked token,
         padding elsewhere. ``further_entries`` are datasets of further entries of a batch, by name.
         """
         pad = self.source_dictionary.pad()
@@ -210,9 +210,9 @@ class BaseMaskedLMTask(PluginTask, MaskedLMTask):
         return torch.where(targets != self.source_dictionary.pad(), targets, inputs)
 
     def mask_prob_of(self, split: str) -> float:
-        """The share of a split that the loader masks.
+        """The share of a split that the loader masks; ValueError if a share is not between 0 and 1.
 
-        Of the training split, the larger one of its shares; else ``valid_mask_prob``, or the share at the end.
+        For the training split, it is the larger of its two shares; else ``valid_mask_prob``, or the share at the end.
         """
         cfg = self.cfg
         shares = {
@@ -243,11 +243,11 @@ class BaseMaskedLMTask(PluginTask, MaskedLMTask):
         return int(self.cfg.max_update if self.cfg.mask_updates is None else self.cfg.mask_updates)
 
     def with_share(self, sample: Sample, update_num: int | None) -> Sample:
-        """A batch with the share of masks after ``update_num`` updates; one without ranks stays as it is.
+        """A batch with the share of masks after ``update_num`` updates; a batch without ranks stays as it is.
 
-        None: with the share of validation, on the training split; ValueError if its loader masks less. Tokens whose
-        ranks are too high for the share are no longer masked: they are inputs again, without targets and codes. The
-        masks depend only on the batch and the number of updates.
+        None: the share of validation, for a batch of the training split; ValueError if its loader masks less. Tokens
+        whose ranks are too high for the share are unmasked: they are inputs again, without targets and codes. The masks
+        depend only on the batch and the number of updates.
         """
         if "mask_ranks" not in sample:
             return sample
@@ -273,9 +273,9 @@ class BaseMaskedLMTask(PluginTask, MaskedLMTask):
             of_masked = stays_masked[masked]
             sample["codes"] = {name: sample["codes"][name][of_masked] for name in ("atoms", "weights")}
         _, *room = sample.pop("masked_sizes")
-        if self.compiles:  # the shapes of a compiled step stay
+        if self.compiles:  # the shapes of a compiled step must not change
             sample["masked_sizes"] = (None, *room)
-        else:  # few sizes: the kernels of a new size take long to make, also on a CPU
+        else:  # only few sizes, since kernels of a new size take long to make, even on a CPU
             counts = (masked & stays_masked).sum(dim=1).tolist()
             sample["masked_sizes"] = chosen_sizes(counts, [target.size(1)] * len(counts), 0.0)
         return {**sample, "net_input": net_input}
@@ -289,7 +289,7 @@ class BaseMaskedLMTask(PluginTask, MaskedLMTask):
         update_num: int,
         ignore_grad: bool = False,
     ) -> StepResult:
-        """See :meth:`PluginTask.train_step`; the batch has the share of masks of this update."""
+        """See :meth:`PluginTask.train_step`; the batch gets the share of masks of this update."""
         sample = self.with_share(sample, update_num)
         if self.word_count is not None and not ignore_grad:
             self.word_count.add(self._unmasked(sample["net_input"]["src_tokens"], sample["target"]))
@@ -299,7 +299,7 @@ class BaseMaskedLMTask(PluginTask, MaskedLMTask):
         return super().valid_step(self.with_share(sample, None), model, criterion)
 
     def begin_run(self, trainer: Trainer, saved: CheckpointState) -> None:
-        """Begin to count words, with ``--count-words``; ValueError if the run resumed from ``saved`` did not count."""
+        """Start counting words, with ``--count-words``; ValueError if the run resumes from a state without a count."""
         plan = getattr(self.cfg, "count_words", None)  # NPM does not count
         if plan is None:
             return
@@ -325,9 +325,9 @@ class BaseMaskedLMTask(PluginTask, MaskedLMTask):
             self.word_count.save_reached(self.trainer, before, before + words)
 
     def load_samples(self, split: str, epoch: int, combine: bool) -> FairseqDataset:
-        """The samples of ``masked_lm``; a sentence that is too long for a sample is cut into several."""
+        """The samples of ``masked_lm``; a sentence that is too long for a sample is cut into several samples."""
         path = split_path(self.cfg.data, split, epoch)
-        self.tokens = load_split(path, self.source_dictionary, combine=combine)  # whose sizes are a memory map
+        self.tokens = load_split(path, self.source_dictionary, combine=combine)  # its sizes are a memory map
         samples = self.samples_of(self.tokens, split)
         logger.info("%s: %d samples of at most %d tokens", path, len(samples), self.cfg.tokens_per_sample)
         return samples
@@ -346,7 +346,7 @@ class PlainMaskedLMTask(BaseMaskedLMTask):
     criterions = ("masked_lm", "latent_semantic_kl")
 
     def build_criterion(self, cfg: FairseqDataclass, *args: object, **kwargs: object) -> FairseqCriterion:
-        """Build the criterion; ValueError if it is that of another task, or needs codes."""
+        """Build the criterion; ValueError if it belongs to another task, or needs codes."""
         criterion = super().build_criterion(cfg, *args, **kwargs)
         if getattr(criterion, "latent_weight", 0) > 0:
             raise ValueError(

@@ -36,7 +36,7 @@ from mlsm_plugin.fairseq_plugin.tasks.plugin_task import StepResult
 
 logger = logging.getLogger(__name__)
 
-# the options that only one source of the codes reads
+# options that only one source of codes reads
 OPTIONS_OF = {
     "online": ("auxiliary_checkpoint", "latent_dictionary", "latent_layer", "latent_lambda", "auxiliary_fp16"),
     "store": ("latent_codes",),
@@ -46,7 +46,7 @@ FEW_CODES = "a smaller --lambda of `mlsm dictionary` and `mlsm encode` leaves fe
 
 @dataclass
 class MaskedLatentSemanticConfig(BaseMaskedLMConfig):
-    """The options of ``masked_lm``, and those for the source of the codes."""
+    """The options of ``masked_lm``, and of the source of the codes."""
 
     latent_source: ChoiceEnum(["store", "online"]) = option(  # type: ignore[valid-type]
         "store",
@@ -75,9 +75,9 @@ class MaskedLatentSemanticConfig(BaseMaskedLMConfig):
 class MaskedLatentSemanticTask(BaseMaskedLMTask):
     """Masked LM whose batches also carry the sparse codes of the masked tokens.
 
-    A batch is that of ``masked_lm`` plus ``codes``, see :class:`MaskedCodesDataset`. They are read from
+    A batch is a batch of ``masked_lm`` plus ``codes``, see :class:`MaskedCodesDataset`. They are read from
     ``DATA/<split>.codes`` or another folder (``--latent-codes``). If they cover only a share of the positions, only
-    these are masked. With ``--latent-source online`` each step computes the codes of its masked tokens.
+    these positions are masked. With ``--latent-source online`` each step computes the codes of its masked tokens.
     """
 
     cfg: MaskedLatentSemanticConfig
@@ -88,7 +88,7 @@ class MaskedLatentSemanticTask(BaseMaskedLMTask):
         check_top(cfg.latent_top)
         self._stores: dict[tuple[str, ...], CodeStore] = {}
         self._checked_codes: set[str] = set()
-        self._origin: tuple[str, dict[str, object]] | None = None  # a store, and what decides its codes
+        self._origin: tuple[str, dict[str, object]] | None = None  # a store, and the settings that decide its codes
         self._online: OnlineCodes | None = None
         self._atoms_of_model: int | None = None
         self._without_latent_head = False
@@ -97,7 +97,7 @@ class MaskedLatentSemanticTask(BaseMaskedLMTask):
         self._all_codes_are_checked = False
 
     def build_model(self, cfg: FairseqDataclass, from_checkpoint: bool = False) -> BaseFairseqModel:
-        """Build the model. Without ``num_atoms`` in ``cfg``, it gets one atom logit for each atom of the codes.
+        """Build the model. Without ``num_atoms`` in ``cfg``, it gets an atom logit for each atom of the codes.
 
         ValueError if an option is set that the source of the codes does not read.
         """
@@ -116,7 +116,7 @@ class MaskedLatentSemanticTask(BaseMaskedLMTask):
         return model
 
     def build_criterion(self, cfg: FairseqDataclass, *args: object, **kwargs: object) -> FairseqCriterion:
-        """Build the criterion; ValueError if it is that of another task, or the model has no latent head for it."""
+        """Build the criterion; ValueError if it belongs to another task, or needs a latent head and there is none."""
         criterion = super().build_criterion(cfg, *args, **kwargs)
         self._reads_codes = getattr(criterion, "latent_weight", 0) > 0
         if self._without_latent_head and self._reads_codes:
@@ -163,13 +163,13 @@ class MaskedLatentSemanticTask(BaseMaskedLMTask):
         self.set_batches(split, samples, inputs, targets, codes=codes)
 
     def _check_coded(self, split: str, codes: MaskedCodesDataset) -> None:
-        """Warn if many masked tokens have no code: the latent loss skips them. ValueError if nearly all have none."""
+        """Warn if many masked tokens have no code (the latent loss skips them); ValueError if nearly all have none."""
         rows = (codes[index] for index in samples_to_look_at(len(codes)))
         counts = ((codes.collater([of_sample])["number"], len(of_sample)) for of_sample in rows)
         check_usable_share(f"masked tokens of {split} have a code", counts, remedy=FEW_CODES)
 
     def _check_masks_fit(self, split: str, store: CodeStore, coverages: list[SplitCoverage]) -> None:
-        """Check that the options allow masks at coded positions only, and log how these are drawn."""
+        """Check that the options allow masks only at coded positions, and log how these are drawn."""
         cfg = self.cfg
         mask_prob = self.mask_prob_of(split)
         needs_all_positions = {
@@ -211,7 +211,7 @@ class MaskedLatentSemanticTask(BaseMaskedLMTask):
             self._check_all_codes()
 
     def _check_all_codes(self) -> None:
-        """Open the codes of all folders (``A:B``), lest a later one stops the run in its epoch."""
+        """Open the codes of all folders (``A:B``), so that a later folder does not stop the run in its epoch."""
         number = max(len(utils.split_paths(data)) for data in (self.cfg.data, self._codes_data))
         for epoch in range(1, number + 1):
             path = split_path(self.cfg.data, self.cfg.train_subset, epoch)
@@ -252,7 +252,7 @@ class MaskedLatentSemanticTask(BaseMaskedLMTask):
         return str(self.cfg.latent_source) == "online"
 
     def _online_codes(self) -> OnlineCodes:
-        """The object that computes codes, made on first use: a checkpoint loads without the auxiliary model."""
+        """The object that computes codes, made on first use, so that a checkpoint loads without the auxiliary model."""
         if self._online is None:
             for name in ("auxiliary_checkpoint", "latent_dictionary"):
                 if not getattr(self.cfg, name):
@@ -271,7 +271,7 @@ class MaskedLatentSemanticTask(BaseMaskedLMTask):
 
     @property
     def _codes_data(self) -> str:
-        """The folder of the codes, or several that take turns with those of the data (``A:B``)."""
+        """The folder of the codes, or several that alternate with the folders of the data (``A:B``)."""
         return self.cfg.latent_codes or self.cfg.data
 
     def _open_codes(self, splits: list[str], folder: str) -> CodeStore:
@@ -305,7 +305,7 @@ class MaskedLatentSemanticTask(BaseMaskedLMTask):
             raise ValueError(f"{flag} is less than the {num_atoms} atoms of {where}; leave that option out")
 
     def check_resumes(self, saved: CheckpointState) -> None:
-        """Raise ValueError if a run resumes with other codes than those in ``saved``, its state."""
+        """Raise ValueError if a run resumes with other codes than its state ``saved`` records."""
         codes_of_run = "those that the run in the checkpoint began with"
         remedy = "pass another --save-dir, or those codes"
         check_same_codes(saved, self.state_dict(), "the codes", codes_of_run, remedy)

@@ -27,7 +27,7 @@ from mlsm_plugin.fairseq_plugin.text.symbol_files import special_symbols
 
 logger = logging.getLogger(__name__)
 
-GROUPS_TO_LOOK_AT = 64  # before training, for spans that their sequences have in common
+GROUPS_TO_LOOK_AT = 64  # number of groups that are checked for common spans before training
 
 
 @dataclass
@@ -55,7 +55,7 @@ class NonparametricMaskedLMConfig(TextBlocksConfig):
 
 @register_task("nonparametric_masked_lm", dataclass=NonparametricMaskedLMConfig)
 class NonparametricMaskedLMTask(BaseMaskedLMTask):
-    """Groups of blocks whose common spans are masked; the batches are those of :class:`SpanGroupsDataset`."""
+    """Groups of blocks whose common spans are masked, in batches of :class:`SpanGroupsDataset`."""
 
     cfg: NonparametricMaskedLMConfig
     criterions = ("span_contrastive",)
@@ -82,9 +82,9 @@ class NonparametricMaskedLMTask(BaseMaskedLMTask):
         self.special_ids = sorted({*special_symbols(dictionary), self.mask_idx, *self.span_masks})
 
     def build_model(self, cfg: FairseqDataclass, from_checkpoint: bool = False) -> BaseFairseqModel:
-        """Build the model, with additional positions, as masks can be longer than the spans that they replace.
+        """Build the model, with additional positions, since masks can be longer than the spans that they replace.
 
-        It can load a checkpoint without the symbols of the masks; they then start as copies of ``<mask>``.
+        It can load a checkpoint without the mask symbols, which then start as copies of ``<mask>``.
         """
         if getattr(cfg, "max_positions", None) is None:
             with version_shims.open_config(cfg):
@@ -112,7 +112,7 @@ class NonparametricMaskedLMTask(BaseMaskedLMTask):
         self.datasets[split] = dataset
 
     def _check_spans(self, split: str, dataset: SpanGroupsDataset) -> None:
-        """Log how many groups have nothing to mask; raise ValueError if that is all, or hardly anything is masked."""
+        """Warn of groups with nothing to mask; raise ValueError if no group has, or hardly anything is masked."""
         looked_at = np.unique(np.linspace(0, len(dataset) - 1, min(len(dataset), GROUPS_TO_LOOK_AT)).astype(int))
         groups = [dataset[int(index)] for index in looked_at]
         empty = sum(not group["spans"] for group in groups)
@@ -154,7 +154,7 @@ class NonparametricMaskedLMTask(BaseMaskedLMTask):
 
 
 def _add_rows(size: int, mask: int, state_dict: dict[str, torch.Tensor], prefix: str) -> None:
-    """Append rows for new symbols to the parameters of a checkpoint; they are copies of the row of ``<mask>``."""
+    """Append rows for new symbols to the parameters of a checkpoint, as copies of the row of ``<mask>``."""
     for name in VOCABULARY_WEIGHTS:
         saved = state_dict.get(prefix + name)
         if saved is not None and mask < len(saved) < size:

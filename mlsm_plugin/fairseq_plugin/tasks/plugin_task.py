@@ -1,4 +1,4 @@
-"""The base of this package's tasks: precision, checks of criterion and model, checkpoints that load from anywhere."""
+"""The base of this package's tasks: precision, checks of criterion and model, and checkpoints that load anywhere."""
 
 # no `from __future__ import annotations`: fairseq reads the option types at run time
 import contextlib
@@ -58,8 +58,8 @@ STRUCTURES = {
     "an encoder-decoder": FairseqEncoderDecoderModel,
 }
 PACKAGES = (__name__.partition(".")[0], "fairseq")
-LONG_RUN = 3000  # updates after which compiling has paid off: it takes a minute, and saves about 30 ms a large update
-# in the logging outputs
+LONG_RUN = 3000  # updates after which compiling pays off: it takes a minute and saves about 30 ms per large update
+# keys in the logging outputs
 MASKED = "num_masked_content"
 ALL = "num_all_content"
 SAMPLE_BREAK_MODES = ChoiceEnum(["none", "complete", "complete_doc", "eos"])
@@ -113,15 +113,15 @@ class PluginTask(ABC):
     """A mixin for tasks.
 
     Criterions run under ``torch.autocast`` if ``--autocast`` is on, and their loss functions compute in float32. The
-    task rejects criterions and models of other tasks, which fairseq accepts silently; it does not know those of a
+    task rejects criterions and models of other tasks, which fairseq accepts silently; it accepts all classes of a
     user's plugin. It logs ``masked_share``, the share of the content tokens that is masked, over all workers.
-    Checkpoints load from anywhere, but only with the vocabulary that they were trained with; the configuration names
+    Checkpoints load from anywhere, but only with the vocabulary that they were trained with. The configuration names
     the data (``data``), whose first folder has the dictionary. ValueError for ``--autocast bf16`` with another
     kind of reduced precision.
     """
 
-    criterions: ClassVar[tuple[str, ...]]  # names of this package's and fairseq's that this task can train with
-    encoder_decoder: ClassVar[bool] = False  # whether it trains an encoder-decoder, or else an encoder
+    criterions: ClassVar[tuple[str, ...]]  # criterions of this package and of fairseq that this task can train with
+    encoder_decoder: ClassVar[bool] = False  # whether it trains an encoder-decoder instead of an encoder
     usual_arch: ClassVar[str] = "mlsm_modern_small"  # an example for errors
     cfg: FairseqDataclass
 
@@ -134,10 +134,10 @@ class PluginTask(ABC):
         self._logged = False
         self._one_graph = False
         self._compiled: list[torch.nn.Module] = []
-        self._has_run = False  # a step, perhaps compiled
+        self._has_run = False  # whether a step, perhaps compiled, has run
 
     def build_model(self, cfg: FairseqDataclass, from_checkpoint: bool = False) -> BaseFairseqModel:
-        """Build the model, with marks that the optimizer reads; ValueError if it does not have the needed structure."""
+        """Build the model, with marks that the optimizer reads; ValueError if it is of another kind than needed."""
         name = registered_name(cfg)
         needed = "an encoder-decoder" if self.encoder_decoder else "an encoder"
         for structure, kind in STRUCTURES.items():
@@ -152,7 +152,7 @@ class PluginTask(ABC):
         return model
 
     def build_criterion(self, cfg: FairseqDataclass, *args: object, **kwargs: object) -> FairseqCriterion:
-        """Build the criterion, in a process that trains; ValueError if it is that of another task."""
+        """Build the criterion, in a process that trains; ValueError if it belongs to another task."""
         keep_freed_memory()
         self._warn_of_busy_cores()
         name = registered_name(cfg)
@@ -165,7 +165,7 @@ class PluginTask(ABC):
         return super().build_criterion(cfg, *args, **kwargs)  # type: ignore[misc]
 
     def _warn_of_busy_cores(self) -> None:
-        """Log what helps if other processes use the cores: torch is already loaded, and its threads spin."""
+        """Log a remedy if other processes use the cores; torch is already loaded, so its threads spin."""
         if waits_as_chosen() or torch.get_num_threads() == 1:
             return
         busy = cores_busy_with_others()
@@ -191,7 +191,7 @@ class PluginTask(ABC):
         update_num: int,
         ignore_grad: bool = False,
     ) -> StepResult:
-        """See :class:`FairseqTask`; a batch that only stands in for a missing one is marked as ``is_dummy``."""
+        """See :class:`FairseqTask`; a batch that replaces a missing batch is marked as ``is_dummy``."""
         if ignore_grad:
             sample = {**sample, "is_dummy": True}
         compute = self._compute_of(criterion)
@@ -205,7 +205,7 @@ class PluginTask(ABC):
         return result
 
     def _compute_of(self, criterion: FairseqCriterion) -> Callable[[BaseFairseqModel, Sample], StepResult]:
-        """The function that computes the loss: ``criterion``, in the precision of a step, on a compiled model."""
+        """The function that computes the loss: ``criterion``, in the precision of a step, with a compiled model."""
 
         def compute(model: BaseFairseqModel, sample: Sample) -> StepResult:
             off = str(self.cfg.autocast) == "off"
@@ -232,7 +232,7 @@ class PluginTask(ABC):
     def _compile_once(self, model: BaseFairseqModel) -> None:
         """Compile a model at its first call; with samples of one length, each shape gets its own graph.
 
-        ValueError in bfloat16 on a CPU, where torch 2.13 compiles wrong gradients of encoders that are not one graph.
+        ValueError in bfloat16 on a CPU, where torch 2.13 compiles wrong gradients for encoders that are not one graph.
         """
         if self.compiles and not self._compiled:
             if torch.is_autocast_enabled("cpu") and not is_one_graph(model):
@@ -243,9 +243,9 @@ class PluginTask(ABC):
             self._compiled = compile_parts(model, one_length=str(self.cfg.sample_break_mode) == "none")
 
     def _give_up_compiling(self, error: Exception) -> None:
-        """Warn and continue without compiling; ValueError with ``--compile on``, if it has never worked.
+        """Warn and continue without compiling; with ``--compile on``, ValueError if it has never worked.
 
-        fairseq repeats a step with NaNs to find their origin, with hooks that cannot be compiled.
+        After a step with NaNs, fairseq repeats it to find their origin, with hooks that cannot be compiled.
         """
         reason = str(error).strip().splitlines()[0]
         if str(self.cfg.compile) == "on" and not self._has_run:
@@ -283,12 +283,12 @@ class PluginTask(ABC):
         return vocabulary_record(self._data_folder)
 
     def load_state_dict(self, state_dict: CheckpointState) -> None:
-        """Load the state of a task; ValueError if it is that of another vocabulary or tokenizer."""
+        """Load the state of a task; ValueError if it belongs to another vocabulary or tokenizer."""
         check_vocabulary_record(state_dict, self._data_folder, "the checkpoint", PUT_BACK)
         super().load_state_dict(state_dict)  # type: ignore[misc]
 
     def check_starts_from(self, checkpoint: Path, saved: CheckpointState) -> None:
-        """Raise ValueError if a run must not start or resume from a checkpoint: its vocabulary or tokenizer differs.
+        """Raise ValueError if a run cannot start or resume from a checkpoint, since vocabulary or tokenizer differ.
 
         If ``saved``, the state of its task, lacks the vocabulary, it is read from the ``dict.txt`` beside it.
         """
@@ -299,10 +299,10 @@ class PluginTask(ABC):
     def begin_epoch(self, epoch: int, model: BaseFairseqModel) -> None:
         """Record the vocabulary and tokenizer, and copy them next to the checkpoints; only the first rank copies.
 
-        ValueError if the folder has checkpoints of another vocabulary, or the folders of the data differ in theirs.
+        ValueError if the folder has checkpoints of another vocabulary, or the data folders differ in vocabulary.
         """
         super().begin_epoch(epoch, model)  # type: ignore[misc]
-        folders_of(self.cfg.data)  # a later one must not stop the run in its epoch
+        folders_of(self.cfg.data)  # a later folder must not stop the run in its epoch
         self.state.merge_state_dict(self._vocabulary_record)  # type: ignore[attr-defined]
         first_rank = not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0
         if first_rank and not self.cfg.no_save:
@@ -326,7 +326,7 @@ class PluginTask(ABC):
 
 
 def _as_numbers(logging_outputs: list[LoggingOutput]) -> list[LoggingOutput]:
-    """The same logs with numbers instead of tensors of one element, copied from a GPU all at once."""
+    """The same logs with numbers instead of tensors of one element, all copied from a GPU at once."""
     places = [(log, key) for log in logging_outputs for key, value in log.items() if torch.is_tensor(value)]
     scalars = [(log, key) for log, key in places if log[key].numel() == 1]
     if not scalars:

@@ -85,13 +85,13 @@ class SpanDenoisingTask(PluginTask, FairseqTask):
         except ValueError as error:
             raise ValueError(f"options of the span corruption: {error}") from error
         self.target_length = self.noise.lengths(self.text_length, len(sentinels))[1]
-        self.target_positions = max(cfg.tokens_per_sample, 2 * self.target_length)  # where no option sets them
+        self.target_positions = max(cfg.tokens_per_sample, 2 * self.target_length)  # the default
         self.dictionary = dictionary
         self.sentinels = sentinels
 
     @classmethod
     def setup_task(cls, cfg: SpanDenoisingConfig, **kwargs: object) -> "SpanDenoisingTask":
-        """Load only the dictionary: a checkpoint must load without the data."""
+        """Load only the dictionary, since a checkpoint must load without the data."""
         return cls(cfg, *dictionary_with_sentinels(utils.split_paths(cfg.data)[0], cfg.sentinels))
 
     @property
@@ -127,7 +127,7 @@ class SpanDenoisingTask(PluginTask, FairseqTask):
         update_num: int,
         ignore_grad: bool = False,
     ) -> StepResult:
-        """Put ``</s>`` into sources that are all padding, since fairseq's attention to nothing is NaN."""
+        """Put ``</s>`` into sources that are only padding, since fairseq's attention to nothing is NaN."""
         tokens = sample["net_input"]["src_tokens"]
         empty = tokens.eq(self.dictionary.pad()).all(dim=1, keepdim=True)
         tokens = torch.cat([tokens[:, :1].masked_fill(empty, self.dictionary.eos()), tokens[:, 1:]], dim=1)
@@ -163,12 +163,12 @@ class SpanDenoisingTask(PluginTask, FairseqTask):
         return noise, noise + self._number_of_content(sample["net_input"]["src_tokens"])
 
     def _number_of_content(self, tokens: torch.Tensor) -> torch.Tensor:
-        """How many of ``tokens`` are content, without sentinels."""
+        """The number of ``tokens`` that are content, without sentinels."""
         sentinels = torch.as_tensor(self.sentinels, device=tokens.device)
         return (is_content(tokens, self.dictionary) & ~torch.isin(tokens, sentinels)).sum()
 
     def _blocks(self, split: str, dataset: FairseqDataset) -> BlockPiecesDataset:
-        """Cut texts, without EOS, to lengths whose sources just fit; leave out texts of one token, with a warning."""
+        """Cut texts, without EOS, to the lengths whose sources just fit; drop texts of one token, with a warning."""
         mode = str(self.cfg.sample_break_mode)
         documents = mode == "complete_doc"
         sentences = WithoutEos(dataset, self.dictionary.eos(), keep_boundaries=documents)

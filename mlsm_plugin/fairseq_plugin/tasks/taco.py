@@ -21,7 +21,7 @@ FEW_PAIRS = (
 
 @register_task("taco", dataclass=BaseMaskedLMConfig)
 class TacoTask(BaseMaskedLMTask):
-    """Masked LM that announces all batches of an update to its criterion, ``token_contrastive``, before the first."""
+    """Masked LM that announces all batches of an update to ``token_contrastive``, its criterion, before the first."""
 
     criterions = ("token_contrastive", "masked_lm")
     announces_updates = True  # the criterion requires this
@@ -37,7 +37,7 @@ class TacoTask(BaseMaskedLMTask):
         return self._criterion
 
     def get_batch_iterator(self, dataset: FairseqDataset, *args: object, **kwargs: object) -> EpochBatchIterator:
-        """The batches of a dataset; ValueError if hardly any anchor of the training has a positive and negatives."""
+        """The batches of a dataset; ValueError if hardly any anchor in training has a positive and negatives."""
         iterator = self._lookahead.watch(super().get_batch_iterator(dataset, *args, **kwargs))
         trains = dataset is self.datasets.get(self.cfg.train_subset)
         criterion = self._criterion

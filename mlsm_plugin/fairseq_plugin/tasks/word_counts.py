@@ -1,4 +1,4 @@
-"""How many words a run has seen, and the models that it keeps at given numbers of words."""
+"""Count the words that a run has seen, and keep models at certain numbers of words."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -13,26 +13,26 @@ from mlsm_plugin.core.masking.word_boundaries import PieceClasses
 from mlsm_plugin.fairseq_plugin.compat.rank_gather import sum_over_ranks
 from mlsm_plugin.fairseq_plugin.compat.resumed_runs import save_weights
 
-KEPT = "words"  # folder of the kept models, below the --save-dir
+KEPT = "words"  # subfolder of --save-dir for the kept models
 PLAN = fields({"limit": whole(1), "keep": values(whole(1))})
 
 
 def write_word_plan(path: PathLike, limit: int, keep: Mapping[str, int]) -> None:
-    """Write what ``--count-words`` reads: the most words of a run, and the names of kept models with their words."""
+    """Write the file for ``--count-words``: the word limit of a run, and the kept models' names with their words."""
     write_json(path, {"limit": limit, "keep": dict(keep)})
 
 
 def begins_word(symbols: Iterable[str], special: Iterable[int]) -> Tensor:
-    """Which symbols of a dictionary begin a word: bool ``(V,)``; ValueError if nothing marks words."""
+    """Whether each symbol of a dictionary begins a word, bool ``(V,)``; ValueError if nothing marks words."""
     return torch.from_numpy(PieceClasses.of_vocabulary(symbols, special).begins_word)
 
 
 class WordCount:
-    """Counts the words of the batches of a run: the tokens in them that begin a word.
+    """Counts the words of a run: the tokens in its batches that begin a word.
 
-    Each batch is counted by the rank that trains on it, and a batch that only stands in for a missing one by none: an
-    epoch has the words of the text for any blocks, ranks and accumulation. Nothing waits for a GPU: the numbers are
-    read when the trainer has read its loss.
+    The rank that trains on a batch counts it; a batch that replaces a missing batch is not counted. An epoch therefore
+    has the words of the text for any blocks, ranks and accumulation. Nothing waits for a GPU, since the numbers are
+    read after the trainer has read its loss.
 
     fairseq's logs cannot carry the numbers: on a rank whose last batch is missing, fairseq drops the logs of all
     batches of the update.
@@ -48,16 +48,18 @@ class WordCount:
         self.keep = content["keep"]
         self.begins = begins
         self._largest = 0
-        self._words_of_rank: int | Tensor = 0  # in the update that is computed
+        self._words_of_rank: int | Tensor = 0  # in the present update
         self._update: Tensor | None = None
 
     def add(self, tokens: Tensor) -> None:
-        """Count a batch of this rank: the ids ``(B, T)`` before masking."""
+        """Count a batch of this rank; ``tokens`` are the ids ``(B, T)`` before masking."""
         self.begins = self.begins.to(tokens.device)
         self._words_of_rank = self._words_of_rank + self.begins[tokens].sum()
 
     def end_update(self, words_before: int, device: torch.device) -> None:
-        """Sum over the ranks, before the weights change; every rank has to call this, after ``words_before`` words.
+        """Sum over the ranks, before the weights change; every rank has to call this.
+
+        ``words_before`` is the number of words before this update.
 
         ValueError if the update would exceed the limit.
         """
@@ -79,7 +81,7 @@ class WordCount:
         return words
 
     def save_reached(self, trainer: Trainer, before: int, now: int) -> None:
-        """Keep the weights under each name whose number of words was reached by the last update."""
+        """Keep the weights under each name whose number of words the last update has reached."""
         for name, words in self.keep.items():
             if before < words <= now:
                 folder = Path(trainer.cfg.checkpoint.save_dir, KEPT)

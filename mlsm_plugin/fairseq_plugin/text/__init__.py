@@ -1,1 +1,1 @@
-"""Text to fairseq's binarized files, and back."""
+"""Convert text to fairseq's binarized files, and back."""

@@ -22,7 +22,7 @@ from mlsm_plugin.core.text.unknown_tokens import DEFAULT_MAX_UNK_RATE, KnownText
 from mlsm_plugin.fairseq_plugin.compat.binarized_files import StreamingMMapBuilder
 from mlsm_plugin.fairseq_plugin.text.text_tokenizer import EncodedBatch, TextTokenizer, open_tokenizer
 
-BATCH_CHARACTERS = 1 << 18  # that are encoded at once
+BATCH_CHARACTERS = 1 << 18  # characters that are encoded at once
 SPLITS = ("train", "valid", "test")
 TRAIN_ANOTHER = (
     "train the tokenizer on text like this, or with a higher --character-coverage of `mlsm tokenizer`; to keep the "
@@ -36,10 +36,10 @@ class SplitFigures:
 
     sentences: int = 0  # lines with text
     documents: int = 0  # blank lines and the ends of files separate them
-    tokens: int = 0  # of the .bin file, with one </s> per sentence and one between two documents
+    tokens: int = 0  # tokens in the .bin file, with a </s> after each sentence and between two documents
     unknown: int = 0  # <unk> tokens
     dropped: int = 0  # lines left out because normalization leaves nothing of them, such as a zero-width space
-    unk_rate: float = 0.0  # share of the text that is unknown: of its tokens, or of its characters if that is larger
+    unk_rate: float = 0.0  # unknown share of the text: of tokens or of characters, whichever is larger
 
 
 @dataclass(frozen=True)
@@ -47,12 +47,12 @@ class BinarizeFigures:
     """The result of ``binarize``."""
 
     output: Path  # the data folder
-    tokenizer_sha256: str  # for SentencePiece, of its file
+    tokenizer_sha256: str  # for SentencePiece, of the model file
     dictionary_symbols: int  # length of fairseq's ``Dictionary`` (a task adds ``<mask>``)
     splits: dict[str, SplitFigures] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, object]:
-        """The content of ``binarize.json``. It holds only figures: equal data gives equal files."""
+        """The content of ``binarize.json``. It only holds figures, so equal data gives equal files."""
         splits = {
             name: {**vars(figures), "unk_rate": round(figures.unk_rate, 8)} for name, figures in self.splits.items()
         }
@@ -87,14 +87,14 @@ def binarize(
 ) -> BinarizeFigures:
     """Encode text files and write fairseq's memory-mapped datasets, with the tokenizer and its dictionary next to them.
 
-    A line is a sentence and ends in ``</s>``. Any number of blank lines, and the end of a file, are one document
-    boundary: a sentence of ``</s>`` alone, which ``--sample-break-mode complete_doc`` looks for. The text is streamed,
-    and the files do not depend on ``workers``, the number of processes that encode.
+    A line is a sentence and ends in ``</s>``. A run of blank lines, or the end of a file, is a document boundary: a
+    sentence of ``</s>`` alone, which ``--sample-break-mode complete_doc`` looks for. The text is streamed, and the
+    files do not depend on ``workers``, the number of processes that encode.
 
     Args:
         tokenizer: folder written by ``mlsm tokenizer``, or ``hf:`` followed by a folder or hub name of Hugging Face.
         train, valid, test: text files of the splits, plain or compressed.
-        output: the data folder. Nothing appears there unless all splits succeed; splits of an earlier run are replaced.
+        output: the data folder. It only changes if all splits succeed; splits of an earlier run are then replaced.
         max_unk_rate: largest share of the tokens and characters of a split that may be unknown; above it, nothing is
             written.
 
@@ -104,7 +104,7 @@ def binarize(
     """
     if workers < 1:
         raise ValueError(f"--workers must be at least 1, got {workers}")
-    KnownText(max_unk_rate=max_unk_rate)  # raises if it is no share
+    KnownText(max_unk_rate=max_unk_rate)  # raises if it is not a share
     output = Path(output)
     if output.exists() and not output.is_dir():
         raise ValueError(f"{output} exists and is not a folder; choose another name")
@@ -124,8 +124,8 @@ def binarize(
                 figures.splits[split] = _write_split(split, batches, builder, opened.dictionary.eos(), max_unk_rate)
             builder.finalize(str(folder / f"{split}.idx"))
         opened.write_to(folder)
-        # The new files are renamed next, in the order of their names. Delete the old ones first: an old .idx must never
-        # be next to a new .bin.
+        # The new files are renamed next, in the order of their names. Delete the old files first, since an old .idx
+        # must never be next to a new .bin.
         remove_earlier_run(output)
     write_json(output / SUMMARY_NAME, figures.as_json())
     return figures
@@ -141,7 +141,7 @@ def remove_earlier_run(output: Path) -> None:
 def _write_split(
     split: str, batches: Iterator[EncodedBatch], builder: StreamingMMapBuilder, end: int, max_unk_rate: float
 ) -> SplitFigures:
-    """Append the batches, with a document boundary between two of them where there is one; check the figures."""
+    """Append the batches, with the document boundaries between them; ValueError if the split has no tokens."""
     figures = SplitFigures()
     unknown = UnknownTokens()
     pending = False
@@ -188,7 +188,7 @@ def make_batches(lines: Iterable[str]) -> Iterator[list[str]]:
 
 
 def encode_in_order(tokenizer: TextTokenizer, lines: Iterable[str], workers: int) -> Iterator[EncodedBatch]:
-    """Encode lines in order, with ``workers`` processes (1: this one); lines are read only as fast as they are encoded.
+    """Encode lines in order, with ``workers`` processes (1: this process); lines are only read as fast as needed.
 
     OSError if a worker process was killed, for example because memory ran out.
     """
@@ -196,7 +196,7 @@ def encode_in_order(tokenizer: TextTokenizer, lines: Iterable[str], workers: int
     if workers == 1:
         yield from map(tokenizer.encode_batch, batches)
         return
-    waiting: deque[Future[EncodedBatch]] = deque()
+    futures: deque[Future[EncodedBatch]] = deque()
     with ProcessPoolExecutor(
         workers,
         mp_context=multiprocessing.get_context("fork"),
@@ -205,15 +205,15 @@ def encode_in_order(tokenizer: TextTokenizer, lines: Iterable[str], workers: int
     ) as pool:
         try:
             for batch in batches:
-                waiting.append(pool.submit(_encode_in_worker, batch))
-                if len(waiting) > 2 * workers:
-                    yield waiting.popleft().result()
-            while waiting:
-                yield waiting.popleft().result()
+                futures.append(pool.submit(_encode_in_worker, batch))
+                if len(futures) > 2 * workers:
+                    yield futures.popleft().result()
+            while futures:
+                yield futures.popleft().result()
         except BrokenProcessPool:
             raise OSError("a worker process was killed, perhaps because memory ran out; use fewer --workers") from None
         finally:
-            for future in waiting:
+            for future in futures:
                 future.cancel()
 
 
@@ -225,7 +225,7 @@ def _start_worker(tokenizer: TextTokenizer, parent: int) -> None:
     _worker_tokenizer = tokenizer
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process handles it
     os.environ[PARENT] = str(parent)  # it may be dead by now
-    end_with_parent()  # otherwise it would wait for work for ever
+    end_with_parent()  # otherwise it would wait for work forever
 
 
 def _encode_in_worker(lines: list[str]) -> EncodedBatch:

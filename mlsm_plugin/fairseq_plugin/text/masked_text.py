@@ -14,7 +14,7 @@ from mlsm_plugin.fairseq_plugin.text.symbol_files import symbols_of_dataset
 from mlsm_plugin.fairseq_plugin.text.text_tokenizer import HuggingFaceBPE
 
 MASK = "<mask>"
-GUARD = "\ufdd0"  # a code point that is no character: no text has it and no piece spans it
+GUARD = "\ufdd0"  # a code point that is not a character, so no text has it and no piece spans it
 
 
 class Bpe(Protocol):
@@ -24,11 +24,11 @@ class Bpe(Protocol):
 
 
 def ids_between_masks(text: str, bpe: Bpe, dictionary: Dictionary) -> list[list[int]]:
-    """The ids of the parts of a text between its ``<mask>``: one list more than there are masks.
+    """The ids of the parts of a text before, between and after its ``<mask>``.
 
-    Spaces before a mask are ignored. Text that follows a mask without a space is the rest of a word, or punctuation:
-    all parts have the ids that they have in a text without masks. ``bpe.encode(text)`` gives pieces separated by
-    spaces, as in fairseq; those that the dictionary lacks are unknown. ValueError as of :func:`.check_text`.
+    Spaces before a mask are ignored. Text that follows a mask without a space is the rest of a word, or punctuation.
+    All parts have the same ids as in a text without masks. ``bpe.encode(text)`` returns pieces separated by spaces, as
+    in fairseq; pieces that are not in the dictionary are unknown. ValueError as for :func:`.check_text`.
     """
     check_text(text)
     parts = text.split(MASK)
@@ -38,7 +38,7 @@ def ids_between_masks(text: str, bpe: Bpe, dictionary: Dictionary) -> list[list[
 
 
 def pieces_after_a_gap(text: str, bpe: Bpe) -> list[str]:
-    """The pieces of a text that stands after a mask or a sentinel, as the tokenizer cuts it there."""
+    """The pieces of a text that follows a mask or a sentinel."""
     if isinstance(bpe, HuggingFaceBPE):
         return bpe.encode_after_a_gap(text).split()
     pieces = bpe.encode(GUARD + text).split()
@@ -52,8 +52,9 @@ def pieces_after_a_gap(text: str, bpe: Bpe) -> list[str]:
 def encode_masked_text(
     text: str, bpe: Bpe, dictionary: Dictionary, *, masks: Sequence[int]
 ) -> tuple[list[int], list[int]]:
-    """The ids ``(T,)`` of a text as of :func:`ids_between_masks`, with BOS and EOS, in which one or more ids ``masks``
-    replace each ``<mask>``; and for each mask the position of its first id.
+    """The ids ``(T,)`` of a text, with BOS and EOS, and for each ``<mask>`` the position of its first id.
+
+    One or more ids ``masks`` replace each ``<mask>``; other ids are those of :func:`ids_between_masks`.
     """
     first, *parts_after_masks = ids_between_masks(text, bpe, dictionary)
     ids = [dictionary.bos(), *first]
@@ -65,9 +66,9 @@ def encode_masked_text(
 
 
 def cut_around_masks(ids: list[int], places: list[int], *, length: int, limit: int) -> tuple[list[int], list[int]]:
-    """Leave out the ends of a text that is longer than ``limit`` ids; BOS, EOS and the masks stay.
+    """Cut off the ends of a text that is longer than ``limit`` ids; BOS, EOS and the masks stay.
 
-    ``ids`` and ``places`` are as of :func:`encode_masked_text`, with at least one mask, each of ``length`` ids.
+    ``ids`` and ``places`` come from :func:`encode_masked_text`, with at least one mask, each of ``length`` ids.
     ValueError if the masks are too far apart.
     """
     if len(ids) <= limit:
@@ -96,10 +97,10 @@ def dictionary_with_sentinels(folder: PathLike, number: int) -> tuple[Dictionary
 
 
 def encode_with_sentinels(text: str, bpe: Bpe, dictionary: Dictionary, num_sentinels: int) -> list[int]:
-    """The ids, without EOS, of a line in which sentinels are written ``<extra_id_0>``; ``bpe`` is the tokenizer.
+    """The ids, without EOS, of a line with sentinels, written ``<extra_id_0>``; ``bpe`` is the tokenizer.
 
-    Text that follows a sentinel without a space is the rest of a word, or punctuation. ValueError if the text has a
-    sentinel that is none of the ``num_sentinels`` of the dictionary, or a sentinel twice, or as of :func:`.check_text`.
+    Text that follows a sentinel without a space is the rest of a word, or punctuation. ValueError if a sentinel is not
+    among the ``num_sentinels`` of the dictionary or occurs twice, or as for :func:`.check_text`.
     """
     ids: list[int] = []
     check_text(text)

@@ -1,4 +1,4 @@
-"""Train a SentencePiece tokenizer on a stream of text and write the fairseq dictionary next to it."""
+"""Train a SentencePiece tokenizer on a stream of text, and write the fairseq dictionary next to it."""
 
 import io
 import logging
@@ -25,7 +25,7 @@ SPECIAL_PIECES = frozenset({"<unk>", "<s>", "</s>", "<pad>"})  # fairseq's Dicti
 
 
 def dictionary_pieces(processor: spm.SentencePieceProcessor) -> list[str]:
-    """The pieces of ``dict.txt``: the SentencePiece vocabulary in its own order, without the special pieces.
+    """The pieces of ``dict.txt``: the SentencePiece vocabulary in its order, without the special pieces.
 
     ValueError if fairseq could not read a piece back, or would treat it as a special symbol.
     """
@@ -47,7 +47,7 @@ def dictionary_text(processor: spm.SentencePieceProcessor, counts: Mapping[str, 
 
 
 MODEL_TYPES = ("unigram", "bpe")
-FEWEST_SENTENCES = 101  # with which SentencePiece samples
+FEWEST_SENTENCES = 101  # smallest sample that SentencePiece supports
 MOST_PIECES = 1 << 24
 COUNTED_SENTENCES = 100_000  # number of sampled sentences that the counts of dict.txt come from
 LEAST_COVERAGE = 0.98  # of the characters, that SentencePiece allows
@@ -59,12 +59,12 @@ SEED = 1
 logger = logging.getLogger(__name__)
 THREADS = 8  # the same for any number of cores: the sums of EM, and thus the model, depend on it
 
-# SentencePiece skips a training sentence that contains NUL or U+2585 (its own placeholder). Its normalization keeps
-# U+0085, at which fairseq would split a piece.
+# SentencePiece skips a training sentence that contains NUL or U+2585 (its placeholder). Its normalization keeps U+0085,
+# at which fairseq would split a piece.
 NOT_IN_PIECES = re.compile("[\\s\0\u2585]+")
 # all characters that normalize to "<"
 LESS_THAN = re.compile("[<\ufe64\uff1c]")
-# what fairseq, SentencePiece and the exported tokenizers all keep as one piece
+# the symbols that fairseq, SentencePiece and the exported tokenizers all keep as one piece
 USER_SYMBOLS = (
     "a user symbol is text without spaces that normalization leaves as it is (with --lowercase, in lower case), other "
     "than <...> and <, such as [url] or @user"
@@ -73,7 +73,7 @@ USER_SYMBOLS = (
 
 @dataclass(frozen=True)
 class TokenizerSettings:
-    """What tokenizer is learned; ValueError if a value is out of range, or a user symbol cannot be a piece."""
+    """How a tokenizer is trained; ValueError if a value is out of range, or a user symbol cannot be a piece."""
 
     vocab_size: int = option(least=1, most=MOST_PIECES, help="number of SentencePiece pieces")
     model_type: str = option("unigram", choices=MODEL_TYPES, help="how the pieces are learned")
@@ -96,7 +96,7 @@ class TokenizerSettings:
         metavar="SYMBOL",
         help="pieces that are never split, such as [url] or @user; text without spaces, other than <...>",
     )
-    keep_characters: bool | None = None  # change no character of the text, and therefore none of its words
+    keep_characters: bool | None = None  # change no characters, and therefore no words, of the text
 
     def __post_init__(self) -> None:
         check(self)
@@ -104,7 +104,7 @@ class TokenizerSettings:
 
     @property
     def normalization(self) -> str:
-        """SentencePiece's name of the rules that normalize the text."""
+        """SentencePiece's name of the normalization rules."""
         if self.keep_characters:
             return "identity"
         return "nmt_nfkc_cf" if self.lowercase else "nmt_nfkc"
@@ -125,7 +125,7 @@ class TokenizerFigures:
 
     output: Path  # the folder with the model and ``dict.txt``
     model_type: str
-    pieces: int  # of SentencePiece, special ones included
+    pieces: int  # of SentencePiece, with special pieces
     dictionary_symbols: int  # length of fairseq's ``Dictionary`` after loading (a task adds ``<mask>``)
     sentences: int  # lines with text that were read
     sampled_sentences: int  # those that the pieces were learned from
@@ -133,9 +133,9 @@ class TokenizerFigures:
 
 
 class TrainingText:
-    """Yields cleaned sentences to SentencePiece, and keeps a reservoir sample of them and the error that ended it.
+    """Yields cleaned sentences to SentencePiece, and keeps a reservoir sample of them, and any error.
 
-    SentencePiece replaces an exception of its iterator by its own ``RuntimeError``; the original is kept here.
+    SentencePiece replaces an exception in its iterator by a ``RuntimeError``; the original is kept here.
     """
 
     def __init__(self, paths: Sequence[PathLike], report: Callable[[int], object] | None = None) -> None:
@@ -164,7 +164,7 @@ class TrainingText:
 
 
 def clean_sentence(line: str) -> str:
-    """A sentence from which no piece is learned that fairseq would misread; encoding does not need this step.
+    """Clean a sentence so that no piece is learned that fairseq would misread; encoding does not need this step.
 
     Whitespace that normalization keeps becomes a space. A space after every ``<`` prevents pieces like ``<mask>``.
     """
@@ -249,7 +249,7 @@ def train_tokenizer(
 
 
 def check_user_symbols(symbols: Sequence[str], normalization: str) -> None:
-    """Raise ValueError unless all symbols stay one piece under SentencePiece's rules of this name."""
+    """Raise ValueError unless each symbol stays one piece under SentencePiece's ``normalization`` rules."""
     normalizer = spm.SentencePieceNormalizer(
         rule_name=normalization, add_dummy_prefix=False, escape_whitespaces=False, remove_extra_whitespaces=False
     )

@@ -14,7 +14,7 @@ class TextDictionary(Dictionary):
     """The symbols of a ``dict.txt``.
 
     Attributes:
-        own_special: ids of the symbols that are special tokens of a Hugging Face tokenizer's own list, such as
+        own_special: ids of symbols that a Hugging Face tokenizer lists as special tokens without a role, such as
             ``[E1]``; nothing is learned about them.
     """
 
@@ -22,12 +22,12 @@ class TextDictionary(Dictionary):
 
 
 def own_special_symbols(dictionary: Dictionary) -> list[int]:
-    """The ``own_special`` of a :class:`TextDictionary`; none of other dictionaries."""
+    """The ``own_special`` ids of a :class:`TextDictionary`; empty for other dictionaries."""
     return sorted(getattr(dictionary, "own_special", ()))
 
 
 def special_symbols(dictionary: Dictionary) -> list[int]:
-    """The ids of fairseq's special symbols, and of those of the tokenizer's own list."""
+    """The ids of fairseq's special symbols and of :func:`own_special_symbols`."""
     return [*range(dictionary.nspecial), *own_special_symbols(dictionary)]
 
 
@@ -51,7 +51,7 @@ def read_symbols(path: PathLike) -> TextDictionary:
 def symbols_of_dataset(folder: PathLike) -> TextDictionary:
     """The dictionary of a binarized dataset, which knows the special tokens of the tokenizer there.
 
-    FileNotFoundError if the folder has no ``dict.txt``; ValueError as of :func:`read_symbols`, or if the files of a
+    FileNotFoundError if the folder has no ``dict.txt``; ValueError as for :func:`read_symbols`, or if the files of a
     Hugging Face tokenizer are damaged.
     """
     path = Path(folder) / DICTIONARY_NAME

@@ -29,9 +29,9 @@ class EncodedBatch:
     """The sentences of a batch of consecutive lines."""
 
     ids: np.ndarray  # fairseq's ids (n_tokens,); each sentence and each document boundary ends in </s>
-    lengths: np.ndarray  # tokens of each sentence (n_sentences,); 1 for a document boundary (</s> alone)
+    lengths: np.ndarray  # number of tokens of each sentence (n_sentences,); 1 for a document boundary (</s> alone)
     boundary_before: bool  # whether a blank line comes before the first sentence
-    boundary_after: bool  # or after the last one
+    boundary_after: bool  # whether a blank line comes after the last sentence
     dropped: int  # number of lines with characters but without tokens, such as a zero-width space
     unknown: UnknownTokens  # of the text, without </s>
 
@@ -41,11 +41,11 @@ class TextTokenizer(ABC):
 
     dictionary: Dictionary  # the symbols of dict.txt, without <mask>
     fingerprint: str  # SHA-256 of the tokenizer
-    table: np.ndarray  # fairseq's id for each id of the tokenizer (V + 1,); the last one is that of </s>
+    table: np.ndarray  # fairseq's id for each id of the tokenizer, then for </s> (V + 1,)
 
     @abstractmethod
     def pieces_of(self, line: str, unknown: UnknownTokens) -> list[int]:
-        """The tokenizer's ids of a line, which are counted in ``unknown``."""
+        """The tokenizer's ids of a line; adds the line to the counts in ``unknown``."""
 
     @abstractmethod
     def write_to(self, folder: Path) -> None:
@@ -83,8 +83,8 @@ class TextTokenizer(ABC):
 class SentencePieceTokenizer(TextTokenizer):
     """The SentencePiece tokenizer in a folder that ``mlsm tokenizer`` wrote.
 
-    Its ids are those of ``dictionary.encode_line(" ".join(processor.encode(line)))``. ValueError if a file is missing
-    or damaged, or ``dict.txt`` was not made from the model.
+    Its ids are the same as ``dictionary.encode_line(" ".join(processor.encode(line)))``. ValueError if a file is
+    missing or damaged, or ``dict.txt`` was not made from the model.
     """
 
     def __init__(self, folder: PathLike) -> None:
@@ -110,7 +110,7 @@ class SentencePieceTokenizer(TextTokenizer):
         self.table = np.array([*map(self.dictionary.index, pieces), self.dictionary.eos()], dtype=np.int64)
 
     def pieces_of(self, line: str, unknown: UnknownTokens) -> list[int]:
-        """The SentencePiece ids of a line; unknown ones are split as fairseq does, at whitespace such as U+0085."""
+        """The SentencePiece ids of a line; unknown pieces are split at whitespace such as U+0085, as in fairseq."""
         sentence: list[int] = self.processor.encode(line, out_type=int)
         unknown.count_characters(line)
         if (unknown_id := self.processor.unk_id()) in sentence:
@@ -126,7 +126,7 @@ class SentencePieceTokenizer(TextTokenizer):
         return sentence
 
     def write_to(self, folder: Path) -> None:
-        """Copy the model, and write ``dict.txt`` as fairseq reads it, without a byte-order mark."""
+        """Copy the model, and write ``dict.txt`` in fairseq's format, without a byte-order mark."""
         (folder / MODEL_NAME).write_bytes(self._model)
         self.dictionary.save(str(folder / DICTIONARY_NAME))
 
@@ -153,8 +153,8 @@ class HuggingFaceTextTokenizer(TextTokenizer):
 
 
 def open_tokenizer(name: PathLike) -> TextTokenizer:
-    """Open a tokenizer: ``hf:`` and a folder or hub name; or a folder with ``dict.txt`` and either
-    ``sentencepiece.bpe.model`` or ``hf_tokenizer``, as ``mlsm tokenizer`` writes it, a data folder, or a run.
+    """Open a tokenizer: ``hf:`` and a folder or hub name, or a folder with ``dict.txt`` and either
+    ``sentencepiece.bpe.model`` or ``hf_tokenizer``, such as the output of ``mlsm tokenizer``, a data folder, or a run.
     ValueError if there is no tokenizer, or its files do not belong together.
     """
     if is_hf(name):
@@ -195,11 +195,11 @@ class HuggingFaceBPE:
         return " ".join(self.tokenizer.symbols_of(text))
 
     def surfaces(self, text: str) -> list[str]:
-        """The part of a text for which each of the symbols of :meth:`encode` stands."""
+        """The part of a text that each symbol of :meth:`encode` stands for."""
         return self.tokenizer.surfaces_of(text)
 
     def encode_after_a_gap(self, text: str) -> str:
-        """The same of a text that stands after a mask; see :meth:`HuggingFaceTokenizer.symbols_after_a_gap`."""
+        """As :meth:`encode`, for text after a mask; see :meth:`HuggingFaceTokenizer.symbols_after_a_gap`."""
         return " ".join(self.tokenizer.symbols_after_a_gap(text))
 
     def decode(self, text: str) -> str:

@@ -1,1 +1,1 @@
-"""Sparse autoencoders and dictionaries in the files of other programs: one module for each format."""
+"""Sparse autoencoders and dictionaries in other programs' files; one module for each format."""

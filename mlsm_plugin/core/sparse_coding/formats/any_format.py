@@ -1,4 +1,4 @@
-"""Read a dictionary of any known format, which its files tell; a matrix in an npy file is read here."""
+"""Read a dictionary of any known format, recognized by its files; this module reads npy files itself."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -23,13 +23,13 @@ KNOWN = (
     "SAELens (cfg.json, sae_weights.safetensors), sparsify (cfg.json, sae.safetensors), dictionary_learning "
     "(config.json, ae.pt), or a matrix in an .npy file"
 )
-SUBFOLDERS = 1000  # looked at for a hint
+SUBFOLDERS = 1000  # number of subfolders to search for a hint
 
 
 def read_any_format(
     path: PathLike, *, normalize: bool = False, transpose: bool = False, lambda_: float | None = None
 ) -> SaeCoder | AtomDictionary:
-    """Read a folder of SAELens, sparsify or dictionary_learning, or an npy file as :func:`read_npy_matrix`.
+    """Read a folder of SAELens, sparsify or dictionary_learning, or an npy file (see :func:`read_npy_matrix`).
 
     FileNotFoundError if there is nothing at ``path``; ValueError if the format is not known, the files are damaged, or
     this kind of SAE cannot be converted.
@@ -68,14 +68,14 @@ def read_npy_matrix(
 ) -> AtomDictionary:
     """Read a matrix as the dictionary of a lasso.
 
-    ValueError if the file is not such a matrix, an atom is zero, or does not have unit norm without ``normalize``, or
-    ``lambda_`` is out of range.
+    ValueError if the file is not such a matrix, an atom is zero, an atom does not have unit norm and ``normalize`` is
+    False, or ``lambda_`` is out of range.
 
     Args:
         path: a file of shape (n_atoms, dim), real numbers.
         normalize: scale each atom to unit norm.
         transpose: the file is (dim, n_atoms).
-        lambda_: weight of the L1 penalty, > 0; None: ``mlsm encode --lambda`` says it.
+        lambda_: weight of the L1 penalty, > 0; None: pass it to ``mlsm encode --lambda`` later.
     """
     if lambda_ is not None and not 0 < lambda_ < np.inf:
         raise ValueError(f"--lambda must be a positive number, got {lambda_}")

@@ -1,7 +1,7 @@
 """SAEs of dictionary_learning: ``config.json`` and ``ae.pt`` (https://github.com/saprmarks/dictionary_learning).
 
-The latents are those of the class that ``config.json`` names, as ``dictionary_learning.utils.load_dictionary`` loads
-it.
+The latents are the same as those of the class named in ``config.json`` when
+``dictionary_learning.utils.load_dictionary`` loads it.
 """
 
 from pathlib import Path
@@ -18,7 +18,7 @@ NAME = "dictionary_learning"
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "ae.pt"
 FACTS = ("lm_name", "layer", "submodule_name", "trainer_class")  # kept in meta.json under imported_from
-# settings of training, which do not change the latents of given weights
+# training settings, which do not change the latents once the weights are fixed
 TRAINING = """
 lr steps seed device wandb_name warmup_steps decay_start auxk_alpha threshold_beta threshold_start_step top_k_aux
 l1_penalty resample_steps sparsity_warmup_steps sparsity_function sparsity_penalty p_start p_end anneal_start
@@ -34,7 +34,7 @@ LINEAR = {
 }
 MATRICES = {"encoder": "W_enc", "encoder_bias": "b_enc", "decoder": "W_dec", "decoder_bias": "b_dec"}
 GATED = {"encoder_bias": "gate_bias", "decoder_bias": "decoder_bias", "gate_scale": "r_mag", "gate_bias": "mag_bias"}
-# its classes -> our activation, the names of their tensors
+# class of dictionary_learning -> our activation, and the names of its tensors
 CLASSES = {
     "AutoEncoder": ("relu", {**LINEAR, "decoder_bias": "bias"}),
     "GatedAutoEncoder": ("gated", {**LINEAR, **GATED}),
@@ -49,7 +49,7 @@ TENSORS_WITHOUT_EFFECT = {"AutoEncoderTopK": ("threshold",), "MatryoshkaBatchTop
 
 
 def read_dictionary_learning(folder: PathLike) -> SaeCoder:
-    """Read an SAE of one of the ``CLASSES`` from the folder of one trainer, with the two files.
+    """Read an SAE of one of the ``CLASSES`` from a trainer's folder, which has the two files.
 
     ValueError if a file is missing or damaged, or the SAE is of another class.
     """
@@ -74,7 +74,7 @@ def read_dictionary_learning(folder: PathLike) -> SaeCoder:
     if activation == "topk" or name in WITH_A_GLOBAL_THRESHOLD:
         _check_same_k(file, k)
     weights = file.weights(names)
-    if name in WITH_A_GLOBAL_THRESHOLD:  # below 0 if it was hardly trained: every positive latent passes
+    if name in WITH_A_GLOBAL_THRESHOLD:  # negative after little training: every positive latent passes
         weights = weights._replace(threshold=torch.full((len(weights.encoder),), file.number("threshold")))
     file.finish(TENSORS_WITHOUT_EFFECT.get(name, ()))
     sae_config = SaeConfig(activation, k if activation == "topk" else None, name != "JumpReluAutoEncoder")
@@ -90,7 +90,7 @@ def read_dictionary_learning(folder: PathLike) -> SaeCoder:
 
 
 def _check_same_k(file: TensorFile, k: int | None) -> None:
-    """The weights may also say k."""
+    """Raise ValueError if ``config.json`` lacks k, or the weights hold another k."""
     if k is None:
         raise ValueError(f"{file.path}: {CONFIG_FILE} lacks k")
     if "k" in file and (k_of_weights := file.number("k")) != k:

@@ -1,7 +1,7 @@
-"""The settings and tensors of another program: each must be understood, or be known not to matter.
+"""The settings and tensors of another program: each must be understood, or known not to matter.
 
-An unknown one may change the codes, so it is an error. Files are read as plain data. Nothing larger than a
-file is allocated: the sizes that it claims are compared with its length first.
+An unknown setting or tensor may change the codes, so it is an error. Files are read as plain data. Nothing larger than
+a file is allocated: the sizes that the file claims are compared with its length first.
 """
 
 import json
@@ -26,7 +26,7 @@ TRANSPOSED = ("W_enc", "decoder.weight")  # tensors that are (dim, n_atoms) in a
 
 
 class ConfigFile:
-    """A JSON dictionary whose keys are taken one after the other; ``path`` is for errors, which are ValueErrors."""
+    """A JSON dictionary whose keys are taken one by one. All errors are ValueErrors that name ``path``."""
 
     def __init__(self, path: PathLike, values: JsonObject) -> None:
         self.path = Path(path)
@@ -45,7 +45,7 @@ class ConfigFile:
         return cls(path, values)
 
     def take(self, name: str, check: Check = anything, default: Any = ...) -> Any:
-        """The value of a key, which then counts as understood; without a ``default``, the key must be there."""
+        """The value of a key, which then counts as understood; without a ``default``, the key is required."""
         if name not in self._values:
             if default is ...:
                 raise ValueError(f"{self.path} lacks {name!r}")
@@ -64,19 +64,19 @@ class ConfigFile:
         return ConfigFile(self.path, value or {})
 
     def facts(self, names: Iterable[str]) -> JsonObject:
-        """The values of some keys that are there, not null and short: what is good to know and decides nothing."""
+        """The values of ``names`` that exist, are not null and are short; they are informative and decide nothing."""
         values = {name: self._values.pop(name, None) for name in names}
         return {name: value for name, value in values.items() if value is not None and _is_short(value)}
 
     def rename(self, old: str, new: str) -> None:
-        """Take an older name of a key for the newer one; both may be there, with the same value."""
+        """Treat an older name of a key as the newer name; both may exist if they have the same value."""
         if old in self._values:
             value = self._values.pop(old)
             if self._values.setdefault(new, value) != value:
                 raise ValueError(f"{self.path} has {old!r} and {new!r}, which contradict each other")
 
     def finish(self, known: Iterable[str] = ()) -> None:
-        """Check that nothing is left but keys that are known not to matter."""
+        """Raise ValueError if a key is left that is not in ``known``, the keys that do not matter."""
         if left := set(self._values) - set(known):
             raise ValueError(
                 f"{self.path} has settings that this program does not know ({_named(map(repr, left))}); they may "
@@ -85,7 +85,7 @@ class ConfigFile:
 
 
 class TensorFile:
-    """Tensors by name, which are taken one after the other; ``path`` is for errors, which are ValueErrors."""
+    """Tensors that are taken one by one by name. All errors are ValueErrors that name ``path``."""
 
     def __init__(self, path: PathLike, tensors: dict[str, Tensor]) -> None:
         self.path = Path(path)
@@ -106,7 +106,7 @@ class TensorFile:
         return tensor.detach().float()
 
     def rest(self) -> dict[str, Tensor]:
-        """All tensors that were not taken, by name, of any shape; as :meth:`take` gives them."""
+        """All tensors that were not taken yet, by name, of any shape; converted as in :meth:`take`."""
         return {name: self.take(name, self._tensors[name].dim()) for name in list(self._tensors)}
 
     def number(self, name: str) -> float:
@@ -117,14 +117,14 @@ class TensorFile:
         return float(tensor.item())
 
     def weights(self, names: Mapping[str, str]) -> SaeWeights:
-        """The weights of an SAE, whose own names come with those in the file."""
+        """The weights of an SAE; ``names`` maps fields of :class:`SaeWeights` to names in the file."""
         tensors = {field: self.take(name, 2 if field in ("encoder", "decoder") else 1) for field, name in names.items()}
         return SaeWeights(
             **{field: tensors[field].T if name in TRANSPOSED else tensors[field] for field, name in names.items()}
         )
 
     def finish(self, known: Iterable[str] = ()) -> None:
-        """Check that nothing is left but tensors that are known not to matter."""
+        """Raise ValueError if a tensor is left that is not in ``known``, the tensors that do not matter."""
         if left := set(self._tensors) - set(known):
             raise ValueError(f"{self.path} has tensors that do not belong to this kind of SAE: {_named(left)}")
 
@@ -137,7 +137,7 @@ class TensorFile:
 def imported_sae(
     file: TensorFile, config: SaeConfig, weights: SaeWeights, shape: tuple[int, int], facts: JsonObject
 ) -> SaeCoder:
-    """The coder of an SAE whose weights come from ``file``, and of whose origin ``meta.json`` will say the ``facts``.
+    """The coder of an SAE with weights from ``file``; ``meta.json`` will record the ``facts`` about its origin.
 
     ValueError if the weights do not have the ``shape`` (latents, width), do not fit together, or are not finite.
     """
@@ -152,7 +152,7 @@ def imported_sae(
 
 
 def one_of(*allowed: object) -> Check:
-    """A check: the value is one of these, and of the same type."""
+    """A check that the value is one of ``allowed``, and of the same type."""
 
     def check(value: object) -> str | None:
         if any(value == choice and type(value) is type(choice) for choice in allowed):
@@ -163,7 +163,7 @@ def one_of(*allowed: object) -> Check:
 
 
 def yes_or_no(value: object) -> str | None:
-    """A check: true or false."""
+    """A check for true or false."""
     return None if isinstance(value, bool) else f"{_shown(value)} is neither true nor false"
 
 
@@ -176,9 +176,9 @@ def check_safetensors() -> None:
 
 
 def read_safetensors(path: Path) -> TensorFile:
-    """Read a safetensors file, whose header ``safetensors`` compares with the length of the file.
+    """Read a safetensors file; the library compares its header with the length of the file.
 
-    ValueError if the file is missing or damaged, or the package ``safetensors`` is.
+    ValueError if the file is missing or damaged, or the package ``safetensors`` is not installed.
     """
     check_safetensors()
     from safetensors import SafetensorError, safe_open

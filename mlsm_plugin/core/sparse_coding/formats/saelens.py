@@ -1,8 +1,8 @@
 """SAEs of SAELens, read and written: ``cfg.json`` and ``sae_weights.safetensors``
 (https://github.com/decoderesearch/SAELens).
 
-Its versions from 6 on keep the architecture and what it needs at the top of ``cfg.json``, and the model and hook under
-``metadata``. Older files are flat, and some of them hold the settings of the whole training run.
+Since version 6, SAELens keeps the architecture and its parameters at the top of ``cfg.json``, and the model and hook
+under ``metadata``. Older files are flat, and some hold the settings of the whole training run.
 """
 
 import re
@@ -32,7 +32,7 @@ NAME = "saelens"
 CONFIG_FILE = "cfg.json"
 WEIGHTS_FILE = "sae_weights.safetensors"
 FIRST_WITH_METADATA = 6  # version of SAELens
-SCALER_FILE = "activation_scaler.json"  # of a checkpoint that was written during training
+SCALER_FILE = "activation_scaler.json"  # part of a checkpoint written during training
 TOPK = "topk"
 WITH_A_GLOBAL_THRESHOLD = ("batchtopk", "matryoshka_batchtopk")
 # architecture -> our activation
@@ -82,7 +82,7 @@ FACTS = (
     "sae_lens_training_version",
     "training_architecture",
 )
-# What only training, the text or the machine depends on. These keys do not change the latents of a given input.
+# Settings of training, the text or the machine. They do not change the latents of an input.
 TRAINING = """
 device dtype dataset_trust_remote_code
 decoder_init_norm l1_coefficient lp_norm l1_warm_up_steps jumprelu_init_threshold jumprelu_bandwidth
@@ -108,18 +108,17 @@ use_chat_formatting n_batches_for_norm_estimate
 WITHOUT_EFFECT = frozenset(TRAINING.split())
 TENSORS = {"encoder": "W_enc", "decoder": "W_dec", "decoder_bias": "b_dec"}
 GATED_TENSORS = {"encoder_bias": "b_gate", "gate_scale": "r_mag", "gate_bias": "b_mag"}
-# what is written: our activation -> architecture, our input norm -> normalize_activations
+# for export: our activation -> architecture, our input norm -> normalize_activations
 EXPORTED_ARCHITECTURES = {"relu": "standard", "topk": "topk", "jumprelu": "jumprelu", "gated": "gated"}
 EXPORTED_NORMS = {"none": "none", "constant_norm": "constant_norm_rescale", "layer_norm": "layer_norm"}
 FORMAT_VERSION = "6.0.0"  # the SAELens that first read these files
 
 
 def read_saelens(folder: PathLike) -> SaeCoder:
-    """Read an SAE whose latents and reconstructions are those of ``sae_lens.SAE.load_from_disk``, in float32.
+    """Read an SAE; its latents and reconstructions equal those of ``sae_lens.SAE.load_from_disk``, in float32.
 
-    A BatchTopK SAE that is still in the format of training becomes what SAELens makes of it when training ends: a
-    JumpReLU SAE with one threshold. ValueError if a file is missing or damaged, or the SAE is of a kind that cannot be
-    converted (says why).
+    A BatchTopK SAE in the training format becomes a JumpReLU SAE with one threshold, as in SAELens when training ends.
+    ValueError if a file is missing or damaged, or this kind of SAE cannot be converted (says why).
     """
     folder = Path(folder)
     settings = ConfigFile.read(folder / CONFIG_FILE)
@@ -143,7 +142,7 @@ def read_saelens(folder: PathLike) -> SaeCoder:
 
 
 def _facts(settings: ConfigFile) -> tuple[JsonObject, bool]:
-    """What is known of the origin, and whether the file is flat; very old files do not say their version."""
+    """The facts about the origin, and whether the file is flat; very old files have no version."""
     metadata = settings.part("metadata")
     facts = {**settings.facts(("sae_lens_version",)), **metadata.facts((*FACTS, "hook_name_out"))}
     version = facts.get("sae_lens_version")
@@ -207,7 +206,7 @@ def _input_norm(file: ConfigFile, flat: bool) -> str:
 
 
 def _check_shape_of_input(file: ConfigFile, flat: bool, facts: JsonObject) -> None:
-    """Refuse SAEs whose input or output is not one hidden state as it is."""
+    """Raise ValueError if the SAE's input or output is not a plain hidden state."""
     of_heads = flat and "hook_z" in str(facts.get("hook_name"))
     reshaping = file.take("reshape_activations", optional(text), "hook_z" if of_heads else "none") or "none"
     if reshaping != "none":
@@ -233,7 +232,7 @@ def _rescale(file: ConfigFile, architecture: str) -> bool:
 
 
 def _check_nothing_is_left_to_fold(path: Path) -> None:
-    """Refuse a checkpoint of training whose inputs were scaled by a factor that its weights do not know."""
+    """Raise ValueError for a training checkpoint whose inputs were scaled by a factor that is not in its weights."""
     if not path.exists():
         return
     file = ConfigFile.read(path)
@@ -259,7 +258,7 @@ def _threshold(file: TensorFile, architecture: str, like: Tensor) -> Tensor:
 
 
 def _check_scaling(file: TensorFile) -> None:
-    """Older files have a factor for each latent, which is 1 unless the SAE was fine-tuned."""
+    """Raise ValueError unless the latents' factors in older files are 1; they are not after fine-tuning."""
     for name in ("scaling_factor", "finetuning_scaling_factor"):
         if name in file:
             factor = file.take(name)
@@ -285,10 +284,10 @@ def for_saelens(coder: SaeCoder) -> SaeCoder:
 
 
 def write_saelens(coder: SaeCoder, folder: PathLike) -> None:
-    """Write what :func:`for_saelens` returned, on the CPU, to an existing folder; see :func:`check_exportable` first.
+    """Write the result of :func:`for_saelens`, on the CPU, to an existing folder; call :func:`check_exportable` first.
 
     ``cfg.json`` comes last; without it, SAELens does not load the folder. ``sae_lens.SAE.load_from_disk`` gives the
-    same latents and reconstructions; only a hidden state of zeros under ``constant_norm`` is NaN there.
+    same latents and reconstructions, except NaN for a hidden state of zeros under ``constant_norm``.
     """
     from safetensors.torch import save
 

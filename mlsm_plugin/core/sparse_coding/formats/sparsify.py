@@ -22,7 +22,7 @@ NAME = "sparsify"
 CONFIG_FILE = "cfg.json"
 WEIGHTS_FILE = "sae.safetensors"
 TENSORS = {"encoder": "encoder.weight", "encoder_bias": "encoder.bias", "decoder": "W_dec", "decoder_bias": "b_dec"}
-WITHOUT_EFFECT = ("normalize_decoder", "multi_topk")  # these decide the first weights and the loss only
+WITHOUT_EFFECT = ("normalize_decoder", "multi_topk")  # these only decide the initial weights and the loss
 REFUSED = {
     "transcode": "a transcoder predicts the output of another place in the model, and does not reconstruct its input",
     "skip_connection": "a linear map of the input is added to what the latents stand for",
@@ -31,10 +31,10 @@ REFUSED = {
 
 
 def read_sparsify(folder: PathLike) -> SaeCoder:
-    """Read an SAE whose latents and reconstructions are those of ``sparsify.SparseCoder.load_from_disk``, in float32.
+    """Read an SAE; its latents and reconstructions equal those of ``sparsify.SparseCoder.load_from_disk``, in float32.
 
-    ``folder`` is that of one hook point, such as ``layers.5``. ValueError if a file is missing or damaged, or the SAE
-    is of a kind that cannot be converted (says why).
+    ``folder`` belongs to one hook point, such as ``layers.5``. ValueError if a file is missing or damaged, or this kind
+    of SAE cannot be converted (says why).
     """
     folder = Path(folder)
     config = ConfigFile.read(folder / CONFIG_FILE)
