@@ -12,16 +12,18 @@ import argparse
 import re
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import nbformat
 from nbclient import NotebookClient
-from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 NEEDED = ("mlsm_plugin", "scripts")  # by the commands of the tutorial
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```\n?", flags=re.M | re.S)
-LINES_OF_AN_OUTPUT = 16
+LINES_OF_AN_OUTPUT = 20
+LOG_LINE = re.compile(r"\d{4}-\d\d-\d\d [\d:]+ \| ")  # of fairseq
 BEGINNING = "This is [a page of the documentation](tutorial.md) as a notebook, with what its commands printed."
 
 
@@ -52,19 +54,27 @@ def run(cells: list[nbformat.NotebookNode], folder: Path) -> nbformat.NotebookNo
         (folder / name).symlink_to(REPOSITORY / name)
     notebook = new_notebook(cells=cells)
     NotebookClient(notebook, timeout=None, resources={"metadata": {"path": str(folder / "docs")}}).execute()
-    notebook.metadata = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
-    for cell in notebook.cells:
-        cell.metadata = {}
-        if cell.cell_type == "code":
-            cell.outputs = [_shortened(output) for output in cell.outputs if output.get("name") != "stderr"]
+    tidy(notebook, [folder, REPOSITORY])
     return notebook
 
 
-def _shortened(output: nbformat.NotebookNode) -> nbformat.NotebookNode:
-    lines = output.get("text", "").splitlines(keepends=True)
-    if len(lines) > LINES_OF_AN_OUTPUT:
-        output["text"] = "".join(["...\n", *lines[-LINES_OF_AN_OUTPUT:]])
-    return output
+def tidy(notebook: nbformat.NotebookNode, folders: Sequence[Path]) -> None:
+    """Keep what a reader wants to see of the outputs: no progress, no log, no names of ``folders``, no times."""
+    notebook.metadata = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
+    for cell in notebook.cells:
+        cell.metadata = {}
+        if cell.cell_type != "code":
+            continue
+        text = "".join(output.text for output in cell.outputs if output.get("name") == "stdout")
+        for folder in folders:
+            text = text.replace(f"{folder}/", "")
+        lines = text.strip("\n").splitlines()
+        logged = [number for number, line in enumerate(lines) if LOG_LINE.match(line)]
+        if logged:
+            lines = lines[logged[-1] + 1 :]
+        if len(lines) > LINES_OF_AN_OUTPUT:
+            lines = ["...", *lines[-LINES_OF_AN_OUTPUT:]]
+        cell.outputs = [new_output("stream", name="stdout", text="\n".join(lines) + "\n")] if lines else []
 
 
 def main() -> int:

@@ -339,8 +339,19 @@ class _Chain:
         self.length = settings.max_length or default_max_length(self.source)
         if settings.max_length is None and settings.student is not None:
             self.length = min(self.length, LENGTH_OF_STUDENT)
+        self.training = self._sized(self.training)
         # whether codes belong to tokens of another vocabulary
         self.is_aligned = settings.vocab_size is not None and self.learning is not None
+
+    def _sized(self, training: TrainingSettings) -> TrainingSettings:
+        """The training with the sizes of its batches: those that were chosen, or recorded, or that suit the length."""
+        recorded = self.record.settings_of("training").get("training", {})
+        is_open = training.batch_size is None and training.accumulate is None
+        if is_open and "batch_size" in recorded:
+            return replace(training, batch_size=recorded["batch_size"], accumulate=recorded["accumulate"])
+        if self.settings.objective != "npm":  # its batches count groups, in which spans are found
+            training = training.for_length(self.length)
+        return replace(training, batch_size=training.samples_per_batch, accumulate=training.batches_per_update)
 
     def steps(self) -> list[Step]:
         """What is made from what, in order."""

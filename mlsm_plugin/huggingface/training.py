@@ -5,7 +5,7 @@ import math
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from transformers import Trainer, TrainingArguments
 
 SECONDS_TO_WAIT = 7 * 24 * 3600  # for the other ranks, which may code for days
+SAMPLES = 32  # of an update
+IDS_OF_BATCH = 4096  # at most, unless a size is chosen
 TRAINER_STATE = "trainer_state.json"  # the last file that the Trainer writes to a checkpoint
 
 
@@ -30,8 +32,15 @@ class TrainingSettings:
     """How a model is trained, with AdamW (betas 0.9, 0.98) and rates that fall linearly to 0; checks its values."""
 
     updates: int = option(1000, least=1, help="number of updates, instead of --epochs")
-    batch_size: int = option(32, least=1, help="sequences (npm: groups of 16 sequences) per batch on each device")
-    accumulate: int = option(1, least=1, help="batches per update")
+    batch_size: int | None = option(
+        None,
+        least=1,
+        help="sequences (npm: groups of 16 sequences) per batch on each device (default: 32; fewer of sequences of more "
+        "than 128 ids, which saves memory)",
+    )
+    accumulate: int | None = option(
+        None, least=1, help="batches per update (default: as many as make 32 sequences; 1 with --batch-size)"
+    )
     learning_rate: float = option(2e-4, above=0, help="largest learning rate")
     warmup: float = option(0.06, least=0, most=1, help="share of updates in which the learning rate rises")
     weight_decay: float = option(0.01, least=0, help="weight decay of AdamW")
@@ -80,10 +89,32 @@ class TrainingSettings:
         device = torch.device("cpu" if self.on_cpu else "cuda")
         return has_fast_bf16(device) if self.bf16 == "auto" else self.bf16 == "on"
 
+    @property
+    def samples_per_batch(self) -> int:
+        """The size of a batch on each device."""
+        return SAMPLES if self.batch_size is None else self.batch_size
+
+    @property
+    def batches_per_update(self) -> int:
+        """The number of batches of which the gradients are added."""
+        return 1 if self.accumulate is None else self.accumulate
+
+    def for_length(self, length: int) -> "TrainingSettings":
+        """The same for sequences of ``length`` ids: if no size was chosen, an update has 32 in smaller batches.
+
+        With 32 x 512 ids at once, the attention weights of a model of 6 layers take 10 GB.
+        """
+        if self.batch_size is not None or self.accumulate is not None:
+            return self
+        size = SAMPLES
+        while size > 1 and size * length > IDS_OF_BATCH:
+            size //= 2
+        return replace(self, batch_size=size, accumulate=SAMPLES // size)
+
     def updates_of_epochs(self, epochs: float, number: int, processes: int) -> int:
         """The number of updates of ``epochs`` passes over ``number`` samples; the last of a pass may be smaller."""
-        batches = math.ceil(number / (self.batch_size * processes))
-        return max(1, round(epochs * math.ceil(batches / self.accumulate)))
+        batches = math.ceil(number / (self.samples_per_batch * processes))
+        return max(1, round(epochs * math.ceil(batches / self.batches_per_update)))
 
     def arguments(self, checkpoints: PathLike) -> "TrainingArguments":
         """Hugging Face's ``TrainingArguments``; ValueError if this process sees several GPUs, or cannot log."""
@@ -96,9 +127,9 @@ class TrainingSettings:
         arguments = TrainingArguments(
             output_dir=str(checkpoints),
             max_steps=self.updates,
-            per_device_train_batch_size=self.batch_size,
-            per_device_eval_batch_size=self.batch_size,
-            gradient_accumulation_steps=self.accumulate,
+            per_device_train_batch_size=self.samples_per_batch,
+            per_device_eval_batch_size=self.samples_per_batch,
+            gradient_accumulation_steps=self.batches_per_update,
             learning_rate=self.learning_rate,
             warmup_steps=round(self.warmup * self.updates),
             weight_decay=self.weight_decay,

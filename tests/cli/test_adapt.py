@@ -139,6 +139,18 @@ def test_a_folder_of_before_the_comparison_goes_on(start: Path, tmp_path: Path, 
     assert (output / "quality.json").exists()
 
 
+def test_a_training_goes_on_with_the_batches_that_it_began_with(start: Path, tmp_path: Path, capsys: Capture) -> None:
+    output = tmp_path / "out"
+    command = words(start, output, "--updates", 1, objective="mlm")
+    mlsm(*command, "--batch-size", 2, "--accumulate", 3)
+    capsys.readouterr()
+    size = command.index("--batch-size")
+    mlsm(*command[:size], *command[size + 2 :])
+    assert "training:" not in capsys.readouterr().out
+    recipe = read_json(output / "steps.json")["training"]["signature"]["settings"]["training"]
+    assert (recipe["batch_size"], recipe["accumulate"]) == (2, 3)
+
+
 def test_a_new_model_is_compared_with_its_teacher(
     start: Path, english_text: tuple[Path, Path], tmp_path: Path, capsys: Capture
 ) -> None:

@@ -109,3 +109,20 @@ def test_what_decides_the_result_is_in_the_plan() -> None:
     first = TrainingSettings(workers=0, cpu=True)
     assert identity(first) == identity(TrainingSettings(workers=3))
     assert identity(first) != identity(TrainingSettings(seed=2))
+
+
+@pytest.mark.parametrize(
+    ("length", "size"), [(16, 32), (128, 32), (129, 16), (256, 16), (257, 8), (512, 8), (4096, 1), (9000, 1)]
+)
+def test_long_sequences_come_in_smaller_batches_with_as_many_in_an_update(length: int, size: int) -> None:
+    sized = TrainingSettings().for_length(length)
+    assert (sized.batch_size, sized.accumulate) == (size, 32 // size)
+
+
+@pytest.mark.parametrize("chosen", [{"batch_size": 7}, {"accumulate": 2}, {"batch_size": 32, "accumulate": 1}])
+def test_a_chosen_size_is_kept(chosen: dict[str, int], tmp_path: Path) -> None:
+    settings = TrainingSettings(**chosen, cpu=True).for_length(512)
+    arguments = settings.arguments(tmp_path)
+    expected = {"batch_size": 32, "accumulate": 1} | chosen
+    assert arguments.per_device_train_batch_size == expected["batch_size"]
+    assert arguments.gradient_accumulation_steps == expected["accumulate"]
