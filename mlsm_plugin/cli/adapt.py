@@ -173,7 +173,8 @@ def _print_quality(quality: JsonObject) -> None:
     from mlsm_plugin.evaluation.quality_tables import table_of
 
     if quality["models"]:
-        print(f"\nheld-out text: {quality['sentences']} sentences, {quality['passages']} passages")
+        heading = f"held-out text: {quality['sentences']} sentences, {quality['passages']} passages"
+        print(f"\n{heading if quality['sentences'] else 'labelled files:'}")
         print("\n".join(table_of(quality["models"])))
     for note in quality["notes"]:
         print(note)

@@ -3,6 +3,7 @@
 import argparse
 import json
 import re
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -89,7 +90,7 @@ def run_index(args: argparse.Namespace, extra: list[str]) -> int:
     print(f"{figures['documents']:,} documents, {size:,.0f} bytes for each: {args.output}")
     if figures["empty"]:
         print(f"{figures['empty']:,} documents have no code, and are only found by their words")
-    print_next("Search it with", f'mlsm search query {args.output} "your words"')
+    print_next("Search it with", shlex.join(["mlsm", "search", "query", str(args.output), "your words"]))
     return 0
 
 

@@ -92,7 +92,7 @@ class Explorer:
     def read(self, text: str, *, properties: int = 5, predictions: int = 8) -> list[ReadToken]:
         """The tokens of a text in which ``<mask>`` stands for masked ones, as does the mask of the tokenizer.
 
-        ValueError if the text is empty, too long or no text.
+        ValueError if the text is empty, too long or no text, or the tokenizer finds no token in it.
         """
         text = self._checked(text)
         tokenizer = self.coder.tokenizer
@@ -100,6 +100,8 @@ class Explorer:
             ids, offsets = tokenizer.encoded_with_masks(text, MASK)
         else:
             ids, offsets = tokenizer.encoded_text(text)
+        if not ids:
+            raise ValueError("the tokenizer of the model finds no token in the text")
         codes = self.coder.codes_of_ids(ids)
         tokens = [
             ReadToken(text[start:stop].strip(), self._strongest(codes[row], properties), self._is_mask(ids[row]))
@@ -115,11 +117,15 @@ class Explorer:
     def search(self, text: str, *, mode: str = "both", count: int = 5) -> list[Hit]:
         """The best documents for a text without its masks; reasons have the names of this explorer.
 
-        ValueError as of :meth:`.SearchIndex.search`, or if there is no index.
+        ValueError as of :meth:`.SearchIndex.search`, or if there is no index, or the text has only masks.
         """
         if self.index is None:
             raise ValueError("there is no index to search")
-        query = self._checked(text).replace(MASK, " ")
+        query = self._checked(text)
+        if self.has_mask or self.phrases is not None:  # else <mask> is text like any other
+            query = query.replace(MASK, " ")
+        if not query.strip():
+            raise ValueError("the text has only masks; add words to search for")
         hits = self.index.search(query, count=count, mode=mode)
         return [self._with_names(hit) for hit in hits]
 

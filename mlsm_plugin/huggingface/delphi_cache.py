@@ -5,6 +5,7 @@ The folder of a layer has ``config.json`` and, for each range of latents, ``{fir
 """
 
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
@@ -26,6 +27,7 @@ CONTEXT = 256  # tokens of a row, as in Delphi
 FILES = 5  # at least, as in Delphi
 NONZEROS_OF_FILE = 20_000_000  # about, which limits the memory
 POSITIONS_AT_ONCE = 1 << 16
+FILE_OF_LATENTS = re.compile(r"\d+_\d+\.safetensors")
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,15 @@ def write_delphi_cache(
             contents = {"locations": locations, "activations": activations, "tokens": tokens}
             save_file(contents, temporary / f"{first}_{last}.safetensors")
         write_json(temporary / "config.json", config)
+        _remove_latents(folder)
     return DelphiCache(folder, tokens.size, nonzeros)
+
+
+def _remove_latents(folder: Path) -> None:
+    """Remove the files of an earlier cache: with other ranges, they would stay, and Delphi reads all that are there."""
+    for path in folder.glob("*.safetensors"):
+        if FILE_OF_LATENTS.fullmatch(path.name):
+            path.unlink()
 
 
 def _opened(codes: Path, text: TokenSequences) -> tuple[SequenceCodes, TokenSequences]:

@@ -27,11 +27,13 @@ PAPERS = {  # of the objectives
 QUALITY_HEADING = "## Before and after"
 SETTINGS = "## Settings"
 LEFT_OUT = "-"
-EXPLANATION = (
-    "In brackets: 95 % interval of the difference from the first row. nDCG@10 (higher is better): each of {sentences} "
-    "held-out sentences has to find its passage among {passages}. bits/token and bits/word (lower is better): cross "
-    "entropy of masked words. Others: accuracy of a linear probe."
+INTERVAL = "In brackets: 95 % interval of the difference from the first row. "
+OF_HELD_OUT_TEXT = (
+    "nDCG@10 (higher is better): each of {sentences} held-out sentences has to find its passage among {passages}. "
+    "bits/token and bits/word (lower is better): cross entropy of masked words. "
 )
+PROBES = "Others: accuracy of a linear probe."
+PROBES_ALONE = "All figures: accuracy of a linear probe."
 TEXT = """---
 library_name: transformers
 pipeline_tag: {task}
@@ -144,9 +146,16 @@ def _quality_section(quality: JsonObject) -> str:
             [name, *(_cell(model["measures"].get(column)) for column in columns)] for name, model in models.items()
         ]
         parts.append("\n".join(f"| {' | '.join(row)} |" for row in rows))
-        parts.append(EXPLANATION.format(**quality))
+        parts.append(_explanation(quality))
     parts += quality["notes"]
     return "\n\n".join(parts) + "\n\n"
+
+
+def _explanation(quality: JsonObject) -> str:
+    """What the columns mean; a short held-out text leaves only the probes."""
+    if not quality["sentences"]:
+        return INTERVAL + PROBES_ALONE
+    return INTERVAL + OF_HELD_OUT_TEXT.format(**quality) + PROBES
 
 
 def _cell(measure: JsonObject | None) -> str:

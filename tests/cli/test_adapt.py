@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer, TrainingArguments
 
+from mlsm_plugin.cli.adapt import _print_quality
 from mlsm_plugin.core.files import atomic_files
 from mlsm_plugin.core.files.atomic_files import read_json, sha256_of_files
 from mlsm_plugin.core.files.step_record import StepRecord
@@ -120,6 +121,14 @@ def test_the_models_before_and_after_are_compared(
     assert list(read_json(output / "quality.json")["models"]["after"]["measures"])[-1] == tmp_path.name
     assert "edited" in card.read_text(encoding="utf-8")
     assert not (output / "tokens").exists()
+
+
+def test_without_passages_the_table_is_of_the_labelled_files(capsys: Capture) -> None:
+    models = {"before": {"parameters": 1, "measures": {"sst2": {"figure": 0.5, "difference_from_first": None}}}}
+    _print_quality({"models": models, "sentences": 0, "passages": 0, "notes": ["left out"]})
+    printed = capsys.readouterr().out
+    assert printed.startswith("\nlabelled files:\nmodel")
+    assert "0 sentences" not in printed
 
 
 def test_a_folder_of_before_the_comparison_goes_on(start: Path, tmp_path: Path, capsys: Capture) -> None:

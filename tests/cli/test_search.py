@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ Capture = pytest.CaptureFixture[str]
 def test_index_and_query(tiny: TinyData, tmp_path: Path, capsys: Capture) -> None:
     model, dictionary = make_encoder(tiny.text, tmp_path)
     lines = write_documents(tiny.text, tmp_path / "docs.txt")
-    index = tmp_path / "index"
+    index = tmp_path / "an index"
     command = (
         "search",
         "index",
@@ -31,7 +32,9 @@ def test_index_and_query(tiny: TinyData, tmp_path: Path, capsys: Capture) -> Non
         index,
     )
     mlsm(*command)
-    assert "30 documents, " in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "30 documents, " in printed
+    assert shlex.split(printed.splitlines()[-1])[1:] == ["search", "query", str(index), "your words"]
     mlsm(*command)  # again: nothing to do
     capsys.readouterr()
     mlsm("search", "query", index, lines[4], "--count", 2)

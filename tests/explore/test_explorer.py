@@ -117,11 +117,27 @@ def test_an_encoder_without_a_head_reads_no_masks(tiny: TinyData, folders: Folde
         ("name " * 300, "the text has 300 tokens, and the model reads at most 68 at once"),
         ("a\ud800", "is not Unicode text"),
         ("a\0", "has a NUL character"),
+        ("\u200b", "the tokenizer of the model finds no token in the text"),
     ],
 )
 def test_what_cannot_be_shown_is_one_line(explorer: Explorer, text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         explorer.read(text)
+
+
+def test_a_search_without_words_is_one_line(explorer: Explorer) -> None:
+    with pytest.raises(ValueError, match="the text has only masks; add words to search for"):
+        explorer.search("<mask> [MASK]")
+
+
+def test_a_page_that_reads_no_masks_searches_for_their_words(explorer: Explorer) -> None:
+    without_masks = Explorer(explorer.coder, index=explorer.index)
+    tokens = without_masks.read("<mask>")
+    hits = without_masks.search("<mask>", mode="codes")
+    assert tokens
+    assert hits
+    shared = {reason.atom for hit in hits for reason in hit.reasons}
+    assert shared <= set(explorer.coder.coded(["<mask>"])[0].codes.indices.tolist())
 
 
 def test_what_is_not_there_is_one_line(folders: Folders) -> None:

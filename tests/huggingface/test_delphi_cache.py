@@ -114,7 +114,12 @@ def test_the_command_needs_no_fairseq_and_replaces_on_demand(
     mlsm(*words)
     assert f"{tmp_path / 'layer.2'}: " in capsys.readouterr().out
     assert "exists already; name another output, or pass --overwrite" in failing_mlsm(capsys, *words)
+    layer = tmp_path / "layer.2"
+    names = {path.name for path in layer.iterdir()}
+    for name in ("0_8191.safetensors", "notes.safetensors"):  # of a cache with more latents, and of a user
+        (layer / name).write_bytes(b"old")
     mlsm(*words, "--overwrite")
+    assert {path.name for path in layer.iterdir()} == {*names, "notes.safetensors"}
 
 
 def test_what_does_not_belong_together_is_one_line(

@@ -59,6 +59,11 @@ def test_the_comparison_stands_before_the_settings_once(facts: CardFacts, tmp_pa
     assert "| after | 0.250 (-0.300 to -0.200) |" in text
     assert text.index("kl |  | 2.5000") < text.index("It got worse.") < text.index("## Settings\n\n- seed: 1")
     assert text.endswith("\n## License\n\nmine\n")
+    assert "each of 200 held-out sentences has to find its passage among 300" in text
+    add_quality(tmp_path, {"models": models, "sentences": 0, "passages": 0, "notes": ["left out"]})
+    text = card.read_text(encoding="utf-8")
+    assert "All figures: accuracy of a linear probe." in text
+    assert "each of 0" not in text
     add_quality(tmp_path, {"models": {}, "sentences": 0, "passages": 0, "notes": ["left out"]})
     assert "It got worse." not in card.read_text(encoding="utf-8")
     card.unlink()

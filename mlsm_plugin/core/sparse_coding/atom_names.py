@@ -6,7 +6,7 @@ from pathlib import Path
 
 from mlsm_plugin.core.files.atomic_files import PathLike, read_json
 
-OF_DELPHI = re.compile(r"latent(\d+)\.txt")  # end of the name of a file in its folder of explanations
+OF_DELPHI = re.compile(r"(.*)latent(\d+)\.txt")  # module and number, in the name of a file of its explanations
 KEYS = (("index", "description"), ("atom", "name"))  # in a list of objects: Neuronpedia's, and a plain one
 
 
@@ -20,7 +20,8 @@ def read_names(path: PathLike, num_atoms: int) -> dict[int, str]:
         num_atoms: atoms of the dictionary.
 
     Raises:
-        ValueError: the file has another form, an atom has two names, or there is no such atom.
+        ValueError: the file has another form, an atom has two names, there is no such atom, or the folder has names for
+            several modules.
         OSError: there is no such file.
     """
     path = Path(path)
@@ -41,8 +42,13 @@ def read_names(path: PathLike, num_atoms: int) -> dict[int, str]:
 
 
 def _of_folder(folder: Path) -> Iterable[tuple[object, object]]:
-    files = {path: OF_DELPHI.search(path.name) for path in sorted(folder.iterdir())}
-    named = [(match[1], read_json(path)) for path, match in files.items() if match is not None]
+    files = {path: OF_DELPHI.fullmatch(path.name) for path in sorted(folder.iterdir())}
+    named = [(match[2], read_json(path)) for path, match in files.items() if match is not None]
+    modules = sorted({match[1].rstrip("_") for match in files.values() if match is not None})
+    if len(modules) > 1:
+        raise ValueError(
+            f"{folder} names latents of several modules: {', '.join(modules)}; pass a folder with those of one of them"
+        )
     if not named:
         raise ValueError(f"{folder} has no names of atoms; pass a JSON file, or Delphi's folder of explanations")
     return named

@@ -31,6 +31,9 @@ def test_the_folder_of_delphi(tmp_path: Path) -> None:
         (tmp_path / f"encoder.layer.5_latent{atom}.txt").write_text(json.dumps(name))
     (tmp_path / "other.txt").write_text("not JSON")
     assert read_names(tmp_path, 4) == NAMES
+    (tmp_path / "encoder.layer.6_latent2.txt").write_text('"snow"')  # Delphi explains a sample of the latents of each
+    with pytest.raises(ValueError, match=r"several modules: encoder\.layer\.5, encoder\.layer\.6; pass a folder"):
+        read_names(tmp_path, 4)
 
 
 @pytest.mark.parametrize(
