@@ -79,7 +79,7 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
     with torch_threads(args.threads):  # as many as the solver: the codes do not depend on torch's default
         for name, encode in work:
             figures = encode_and_report(name, encode, coding.process)
-    if of_fairseq and figures.meta is not None:
+    if of_fairseq and figures.meta is not None and Path(args.data, "train.idx").is_file():
         command = training_command(
             args.data, "model", coding.settings, args.auxiliary, args.user_dir, codes=args.output
         )

@@ -212,8 +212,8 @@ def vocabulary_difference(interface: "MlsmHubInterface") -> str | None:
     if not missing and not extra:
         return None
     return (
-        f"the model's dict.txt lacks {_counted(missing)} of the tokenizer's pieces and has {_counted(extra)} other "
-        "symbols, as that of fairseq-preprocess without --srcdict"
+        f"the model's dict.txt lacks {_counted(missing)} of the tokenizer's pieces and has {_counted(extra)} that "
+        "are no pieces, as that of fairseq-preprocess without --srcdict"
     )
 
 

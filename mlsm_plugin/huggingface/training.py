@@ -35,8 +35,8 @@ class TrainingSettings:
     batch_size: int | None = option(
         None,
         least=1,
-        help="sequences (npm: groups of 16 sequences) per batch on each device (default: 32; fewer of sequences of more "
-        "than 128 ids, which saves memory)",
+        help="sequences (npm: groups of 16 sequences) per batch on each device (default: 32; of more than 128 ids, "
+        "fewer, which saves memory)",
     )
     accumulate: int | None = option(
         None, least=1, help="batches per update (default: as many as make 32 sequences; 1 with --batch-size)"

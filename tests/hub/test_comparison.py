@@ -119,7 +119,9 @@ def test_a_vocabulary_of_fairseq_preprocess_is_named(tiny: TinyData, tmp_path: P
     lacking = preprocessed(tiny, tmp_path / "lacking", lambda lines: [line.replace("▁the ", "") for line in lines])
     line = failing_mlsm(capsys, "convert", lacking, tmp_path / "out", "--text", tiny.text)
     assert "the exported tokenizer gives other ids for" in line
-    assert re.search(r"dict\.txt lacks \d+ \('.*', \.\.\.\) of the tokenizer's pieces and has \d+ ", line)
+    assert re.search(
+        r"dict\.txt lacks \d+ \('.*', \.\.\.\) of the tokenizer's pieces and has (\d+ .*|none) that are no pieces", line
+    )
     assert "as that of fairseq-preprocess without --srcdict; train on a dataset of `mlsm binarize`, or" in line
     assert not (tmp_path / "out").exists()
     short = tmp_path / "short.txt"

@@ -71,9 +71,12 @@ def test_stock_classes_compute_what_the_model_computes(arch: str, flags: Any, ti
     if modern:
         names = ("global_attn_every_n_layers", "global_rope_theta", "local_rope_theta")  # of version 4 of the library
         assert [config[name] for name in names] == ([3, 160_000, 500] if flags else [1, 10_000, 10_000])
-    filled = FillMaskPipeline(AutoModelForMaskedLM.from_pretrained(tmp_path / "out"), tokenizer, top_k=3)
-    found_scores = [score for _, score, _ in ours.fill_mask("The <mask> is bound.", topk=3)]
-    assert [found["score"] for found in filled("The <mask> is bound.")] == pytest.approx(found_scores, rel=1e-4)
+    filled = FillMaskPipeline(AutoModelForMaskedLM.from_pretrained(tmp_path / "out"), tokenizer, top_k=6)
+    expected_scores = [score for _, score, _ in ours.fill_mask("The <mask> is bound.", topk=2)]
+    guesses = filled("The <mask> is bound.")
+    # random weights may predict special tokens, too, which fill_mask leaves out
+    scores = [guess["score"] for guess in guesses if guess["token"] not in tokenizer.all_special_ids]
+    assert scores[:2] == pytest.approx(expected_scores, rel=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,16 @@ def test_the_metadata_says_what_pip_and_a_reader_need(wheel: Path) -> None:
     pythons = SpecifierSet(metadata["Requires-Python"])
     versions = ("3.10.18", "3.11.0", "3.13.9", "3.14.0")
     assert [version in pythons for version in versions] == [False, True, True, True]
-    assert metadata.get_all("Provides-Extra") == ["fairseq", "retrieval", "plot", "hf", "explore", "docs", "test"]
+    assert metadata.get_all("Provides-Extra") == [
+        "fairseq",
+        "retrieval",
+        "plot",
+        "hf",
+        "explore",
+        "lora",
+        "docs",
+        "test",
+    ]
     requirements = set(metadata.get_all("Requires-Dist"))
     assert {FAIRSEQ, "spams-bin>=2.6", "torch>=2.6", 'faiss-cpu>=1.8; extra == "retrieval"'} <= requirements
     assert len(metadata.get_all("Project-URL")) == 4

@@ -262,7 +262,7 @@ def check_user_symbols(symbols: Sequence[str], normalization: str) -> None:
             raise ValueError(f"user_symbols {symbol!r} cannot be a piece: {USER_SYMBOLS}")
 
 
-def _train(text: TrainingText, counts: Mapping[str, int], settings: TokenizerSettings, *, verbose: bool) -> bytes:
+def _train(text: TrainingText, counts: Counter[str], settings: TokenizerSettings, *, verbose: bool) -> bytes:
     """The model of SentencePiece for text with these characters.
 
     SentencePiece's failures become a ``ValueError`` that says what to change.
@@ -271,8 +271,10 @@ def _train(text: TrainingText, counts: Mapping[str, int], settings: TokenizerSet
     required = "<"  # gets its own piece at any coverage: unknown text can never look like "<mask>" either
     coverage = settings.character_coverage
     if coverage is None:
-        required += "".join(characters_with_a_piece(counts, settings.vocab_size))
-        coverage = LEAST_COVERAGE  # of the sampled sentences; less than is required
+        characters = characters_with_a_piece(counts, settings.vocab_size)
+        required += "".join(characters)  # a sample of the text may lack some
+        # with a smaller coverage, SentencePiece would leave out a part of what is required, and the mark of words
+        coverage = max(LEAST_COVERAGE, sum(counts[character] for character in characters) / max(1, counts.total()))
     spm.set_random_generator_seed(SEED)
     try:
         spm.SentencePieceTrainer.train(

@@ -150,9 +150,9 @@ def test_the_strongest_atoms_are_kept(reader: BlockReader, encoder: FairseqEncod
 def test_inexact_codes_are_refused_with_their_place_or_counted(reader: BlockReader, encoder: FairseqEncoder) -> None:
     whole = chunks(reader, encoder, ToyCoder(), batch_tokens=10**6)
     gaps, positions = whole[0].coded.gap, whole[0].positions
-    tolerance = float(np.sort(gaps)[-3])
+    tolerance = float(np.unique(gaps)[-2])  # the same token in the same context has the same gap
     bad = positions[gaps > tolerance]
-    assert 1 <= len(bad) <= 2
+    assert 1 <= len(bad) < len(positions)
     pattern = re.escape(
         f"valid: {len(bad)} of the {len(positions)} codes of tokens {positions[0]} to {positions[-1]}, the first at "
         f"position {bad[0]}, miss the toy's tolerance; use a larger one, or --allow-inexact"

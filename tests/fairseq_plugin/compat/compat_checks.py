@@ -1222,6 +1222,7 @@ def _shown_progress() -> None:
         bar = progress_bar.progress_bar([1, 2, 3], log_format="simple", epoch=1)
     bar.update_config(config)
     assert (type(bar), bar.max_update) == (training_progress.ShownProgressBar, 5)
+    metrics.reset()  # of other checks
     try:
         Trainer.set_num_updates(SimpleNamespace(lr_step_update=lambda: None, quantizer=None), 4)
         assert training_progress._updates() == 4

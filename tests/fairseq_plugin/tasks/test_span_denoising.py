@@ -98,7 +98,7 @@ def test_whole_words_fit_and_are_whole(pipeline: Pipeline, density: float) -> No
         assert long or 3 in text or all(behind)
         whole += not long
         shares.append(1 - (len(pieces) - sum(piece.startswith("<extra_id_") for piece in pieces)) / len(text))
-    assert np.mean(shares) == pytest.approx(density, abs=0.06)
+    assert np.mean(shares) == pytest.approx(density, abs=0.08)
     assert whole > 30
 
 

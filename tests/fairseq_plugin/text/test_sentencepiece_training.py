@@ -7,6 +7,7 @@ import random
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 import sentencepiece as spm
 from fairseq.data import Dictionary
@@ -205,6 +206,23 @@ def test_a_script_of_many_characters_keeps_the_frequent_ones_and_all_of_ascii(tm
     assert len(figures.unknown_characters) > 100
     assert set(figures.unknown_characters) < set(rare)
     assert caplog.messages[0].startswith(f"{len(figures.unknown_characters)} different characters, ")
+
+
+@pytest.mark.parametrize("model_type", ["unigram", "bpe"])
+def test_all_characters_that_shall_have_a_piece_get_one_and_so_does_the_mark_of_words(tmp_path, model_type):
+    """Text without spaces, in which the mark of words is rare, and characters are as unequal as in Chinese."""
+    rng = np.random.default_rng(0)
+    words = ["".join(map(chr, rng.integers(0x4E00, 0x4F2C, size=rng.integers(1, 4)))) for _ in range(400)]
+    path = tmp_path / "text.txt"
+    lines = ["".join(words[min(399, z - 1)] for z in rng.zipf(1.3, size=rng.integers(20, 60))) for _ in range(800)]
+    path.write_text("\n".join(lines), encoding="utf-8")
+    figures = train_tokenizer([path], tmp_path / "tok", TokenizerSettings(1000, model_type=model_type))
+    counts = sentencepiece_training.count_characters([path], "nmt_nfkc")
+    kept = sentencepiece_training.characters_with_a_piece(counts, 1000)
+    assert len(kept) < len(counts)
+    processor, _ = load(tmp_path / "tok")
+    assert all(0 not in processor.encode(character) for character in kept)
+    assert set(figures.unknown_characters) <= set(counts) - set(kept)
 
 
 @given(
