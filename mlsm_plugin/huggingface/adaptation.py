@@ -63,7 +63,7 @@ from mlsm_plugin.huggingface.pretraining_model import (
     SpanContrastiveModel,
     TokenContrastiveModel,
 )
-from mlsm_plugin.huggingface.pretraining_sequences import PretrainingSequences, SpanGroups
+from mlsm_plugin.huggingface.pretraining_sequences import SEQUENCES_OF_GROUP, PretrainingSequences, SpanGroups
 from mlsm_plugin.huggingface.saved_folder import check_saved, save_pretrained
 from mlsm_plugin.huggingface.sentence_modules import copy_modules, modules_of, write_modules
 from mlsm_plugin.huggingface.sentence_vectors import SentenceCollator, SentenceVectors, write_vectors
@@ -349,8 +349,8 @@ class _Chain:
         is_open = training.batch_size is None and training.accumulate is None
         if is_open and "batch_size" in recorded:
             return replace(training, batch_size=recorded["batch_size"], accumulate=recorded["accumulate"])
-        if self.settings.objective != "npm":  # its batches count groups, in which spans are found
-            training = training.for_length(self.length)
+        group = SEQUENCES_OF_GROUP if self.settings.objective == "npm" else 1
+        training = training.for_length(self.length, group)
         return replace(training, batch_size=training.samples_per_batch, accumulate=training.batches_per_update)
 
     def steps(self) -> list[Step]:

@@ -14,6 +14,8 @@ from mlsm_plugin.core.sparse_coding.stored_codes import covered_positions, recor
 from mlsm_plugin.huggingface.aligned_sequences import AlignedSequences
 from mlsm_plugin.huggingface.token_sequences import InputIds, TokenSequences
 
+SEQUENCES_OF_GROUP = 16  # of NPM
+
 
 def order_of_epoch(number: int, seed: int, epoch: int) -> torch.Tensor:
     """A random order ``(number,)`` of samples that depends on the seed and the epoch only: ``accelerate`` 1.15's."""
@@ -157,7 +159,7 @@ class SpanGroups(Samples):
     sequences.
     """
 
-    def __init__(self, input_ids: InputIds, group_size: int = 16) -> None:
+    def __init__(self, input_ids: InputIds, group_size: int = SEQUENCES_OF_GROUP) -> None:
         super().__init__(input_ids)
         if group_size < 2:
             raise ValueError(f"group_size must be at least 2, got {group_size}: spans are found in other sequences")

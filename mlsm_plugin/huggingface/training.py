@@ -35,8 +35,8 @@ class TrainingSettings:
     batch_size: int | None = option(
         None,
         least=1,
-        help="sequences (npm: groups of 16 sequences) per batch on each device (default: 32; of more than 128 ids, "
-        "fewer, which saves memory)",
+        help="sequences (npm: groups of 16 sequences) per batch on each device (default: 32 sequences; of more than "
+        "128 ids, fewer, which saves memory)",
     )
     accumulate: int | None = option(
         None, least=1, help="batches per update (default: as many as make 32 sequences; 1 with --batch-size)"
@@ -99,17 +99,19 @@ class TrainingSettings:
         """The number of batches of which the gradients are added."""
         return 1 if self.accumulate is None else self.accumulate
 
-    def for_length(self, length: int) -> "TrainingSettings":
-        """The same for sequences of ``length`` ids: if no size was chosen, an update has 32 in smaller batches.
+    def for_length(self, length: int, group: int = 1) -> "TrainingSettings":
+        """The same for samples of ``group`` sequences of ``length`` ids each.
 
-        With 32 x 512 ids at once, the attention weights of a model of 6 layers take 10 GB.
+        If no size was chosen, an update has 32 sequences, in batches of at most 4,096 ids or one sample. With 32 x 512
+        ids at once, the attention weights of a model of 6 layers would take 10 GB.
         """
         if self.batch_size is not None or self.accumulate is not None:
             return self
-        size = SAMPLES
-        while size > 1 and size * length > IDS_OF_BATCH:
+        samples = max(1, SAMPLES // group)
+        size = samples
+        while size > 1 and size * group * length > IDS_OF_BATCH:
             size //= 2
-        return replace(self, batch_size=size, accumulate=SAMPLES // size)
+        return replace(self, batch_size=size, accumulate=samples // size)
 
     def updates_of_epochs(self, epochs: float, number: int, processes: int) -> int:
         """The number of updates of ``epochs`` passes over ``number`` samples; the last of a pass may be smaller."""

@@ -119,6 +119,12 @@ def test_long_sequences_come_in_smaller_batches_with_as_many_in_an_update(length
     assert (sized.batch_size, sized.accumulate) == (size, 32 // size)
 
 
+@pytest.mark.parametrize(("length", "size"), [(64, 2), (128, 2), (129, 1), (512, 1)])
+def test_samples_of_several_sequences_are_fewer(length: int, size: int) -> None:
+    sized = TrainingSettings().for_length(length, 16)
+    assert (sized.batch_size, sized.accumulate) == (size, 2 // size)
+
+
 @pytest.mark.parametrize("chosen", [{"batch_size": 7}, {"accumulate": 2}, {"batch_size": 32, "accumulate": 1}])
 def test_a_chosen_size_is_kept(chosen: dict[str, int], tmp_path: Path) -> None:
     settings = TrainingSettings(**chosen, cpu=True).for_length(512)
