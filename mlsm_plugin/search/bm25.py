@@ -1,6 +1,6 @@
 """BM25 (Robertson and Zaragoza 2009) over terms with fractional counts, in memory-mapped files of any size.
 
-The score of each term in each document is computed once (Lù 2024, "BM25S"), so that a query is a sum of a few columns.
+The score of each term in each document is computed once (Lù 2024, "BM25S"); a query then only sums a few columns.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -13,8 +13,8 @@ import scipy.sparse as sp
 from mlsm_plugin.core.files.atomic_files import write_npy
 from mlsm_plugin.search.documents import damaged, mapped
 
-FUSION = 10  # of reciprocal rank fusion: how little the first ranks differ; 60 is usual, and a little worse here
-BLOCK_DOCUMENTS = 1024  # that are turned from columns to rows at once
+FUSION = 10  # k of reciprocal rank fusion: the larger, the less the top ranks differ; the usual 60 is a bit worse here
+BLOCK_DOCUMENTS = 1024  # documents converted from columns to rows at a time
 PARTS = ("starts", "documents", "scores")
 
 
@@ -22,20 +22,20 @@ PARTS = ("starts", "documents", "scores")
 class Weighting:
     """BM25's parameters.
 
-    ``saturation`` is k1: how soon more of the same term counts no more. ``length_penalty`` is b, from 0 to 1: how much
-    of its length a document has to pay for.
+    ``saturation`` is k1: the smaller it is, the sooner repeating a term stops raising the score. ``length_penalty`` is
+    b, from 0 to 1: how strongly long documents are penalized.
     """
 
     saturation: float
     length_penalty: float
 
 
-OF_WORDS = Weighting(1.5, 0.75)  # the usual ones
+OF_WORDS = Weighting(1.5, 0.75)  # the usual values
 OF_CODES = Weighting(4.0, 1.0)  # chosen on film reviews; see docs/search.md
 
 
 class TermScores:
-    """The scores of all terms: for each term its documents, ascending, and its score in each of them.
+    """The scores of all terms: for each term, the numbers of its documents, ascending, and its score in each.
 
     Attributes:
         starts: ``(n_terms + 1,)`` int64: the entries of term ``t`` are ``starts[t]`` to ``starts[t + 1]``.
@@ -68,7 +68,7 @@ class TermScores:
         return total
 
     def of_document(self, document: int, terms: np.ndarray) -> np.ndarray:
-        """The score of each of ``terms`` in a document, ``(len(terms),)``, 0 where the document does not have it."""
+        """The score of each term in a document, ``(len(terms),)``; 0 for a term that the document lacks."""
         scores = np.zeros(len(terms), dtype=np.float32)
         for row, term in enumerate(terms.tolist()):
             start = int(self.starts[term])
@@ -79,7 +79,7 @@ class TermScores:
         return scores
 
     def blocks_of_documents(self, size: int = BLOCK_DOCUMENTS) -> Iterator[sp.csr_matrix]:
-        """The scores of all terms in consecutive documents, ``(n, n_terms)`` float32, at most ``size`` at once."""
+        """Yield the scores of all terms, ``(n, n_terms)`` float32, in blocks of at most ``size`` documents, in order."""
         places = np.array(self.starts[:-1])
         for first in range(0, self.num_documents, size):
             stop = min(first + size, self.num_documents)
@@ -102,10 +102,11 @@ class TermScores:
 def write_term_scores(
     folder: Path, name: str, num_terms: int, counts: Callable[[], Iterable[sp.csr_matrix]], weighting: Weighting
 ) -> None:
-    """Write the scores of documents, of which ``counts`` gives shards ``(n, num_terms)`` in order, twice the same.
+    """Write the scores of documents, given their term counts.
 
-    A shard at a time is in memory; the result is written into memory-mapped files. Documents without a term are scored
-    0 by every query.
+    ``counts()`` yields the counts in shards ``(n, num_terms)``, in order; it is called twice and must yield the same.
+    One shard at a time is in memory; the result is written to memory-mapped files. A document without terms scores 0
+    for every query.
     """
     frequencies = np.zeros(num_terms, dtype=np.int64)
     lengths = []
@@ -142,13 +143,13 @@ def write_term_scores(
 
 
 def _columns(matrix: sp.csc_matrix) -> Iterator[tuple[int, slice]]:
-    """The terms that a shard has, and where their entries are."""
+    """Yield each term of a shard with the slice of its entries."""
     for term in np.flatnonzero(np.diff(matrix.indptr)).tolist():
         yield term, slice(int(matrix.indptr[term]), int(matrix.indptr[term + 1]))
 
 
 def best(scores: np.ndarray, count: int) -> np.ndarray:
-    """The documents with the highest scores above 0, best first; of equal ones, the first comes first."""
+    """At most ``count`` documents with the highest scores above 0, best first; ties go to the earlier document."""
     count = min(count, len(scores))
     candidates = np.argpartition(-scores, count - 1)[:count] if count else np.zeros(0, dtype=np.int64)
     lowest = scores[candidates].min(initial=np.inf)
@@ -158,7 +159,7 @@ def best(scores: np.ndarray, count: int) -> np.ndarray:
 
 
 def fused(rankings: Iterable[np.ndarray], count: int) -> list[tuple[int, float]]:
-    """Documents of several rankings by reciprocal rank fusion (Cormack et al. 2009), best first, with their scores."""
+    """Merge rankings by reciprocal rank fusion (Cormack et al. 2009): documents and their fused scores, best first."""
     total: dict[int, float] = {}
     for ranking in rankings:
         for rank, document in enumerate(ranking.tolist(), 1):

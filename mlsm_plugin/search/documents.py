@@ -1,4 +1,4 @@
-"""Documents that are searched: passages of text files, or the objects of JSON lines."""
+"""The documents to search: passages of text files, or the objects of JSON lines."""
 
 import hashlib
 import json
@@ -19,7 +19,7 @@ TEXT_KEYS = ("text", "contents", "body")
 
 @dataclass(frozen=True)
 class Document:
-    """A text that can be found, and how it is called in results."""
+    """A text to search, and its name in results."""
 
     name: str
     text: str
@@ -28,17 +28,17 @@ class Document:
 def read_documents(paths: Sequence[PathLike], *, passage_lines: int) -> Iterator[Document]:
     """The documents of several files, in order.
 
-    A file of JSON lines has an object for each document, with the text as ``text``, ``contents`` or ``body``, and
-    perhaps an ``id``. Of other files, up to ``passage_lines`` consecutive lines are a document, and a blank line ends
-    one; its name is the file and the number of its first line. Files with the same name are called by their paths.
-    Compressed files are read as they are.
+    A file of JSON lines has one object per document, with the text as ``text``, ``contents`` or ``body``, and
+    optionally an ``id``. In other files, up to ``passage_lines`` consecutive lines form a document, and a blank line
+    ends it. Such a document is named after its file and the number of its first line; if several files have the same
+    name, their paths are used. Compressed files can be read without unpacking.
 
-    ValueError, with file and line, if an object has no text, or a file is no text.
+    ValueError, with file and line, if an object has no text, or a file is not text.
     """
-    with_name = Counter(Path(path).name for path in paths)
+    name_counts = Counter(Path(path).name for path in paths)
     for path in paths:
         file_name = Path(path).name
-        if with_name[file_name] > 1:
+        if name_counts[file_name] > 1:
             file_name = str(path)
         if is_json_lines(path):
             yield from _objects(path, file_name)
@@ -47,7 +47,7 @@ def read_documents(paths: Sequence[PathLike], *, passage_lines: int) -> Iterator
 
 
 def number_of_repeated_names(names: Iterable[str]) -> int:
-    """How many documents have the name of an earlier one; 8 bytes of memory a document."""
+    """The number of documents that repeat an earlier name; takes 8 bytes of memory per document."""
     hashes = array("Q")
     for name in names:
         digest = hashlib.blake2b(name.encode(), digest_size=8).digest()
@@ -86,7 +86,7 @@ def _passages(path: PathLike, file_name: str, passage_lines: int) -> Iterator[Do
 
 
 class StoredDocuments:
-    """The documents of an index, read from disk one by one; ValueError if a file is missing or damaged."""
+    """The documents of an index, read from disk one at a time; ValueError if a file is missing or damaged."""
 
     def __init__(self, folder: Path) -> None:
         path = folder / "documents.jsonl"
@@ -119,7 +119,7 @@ def as_line(document: Document) -> bytes:
 
 
 def mapped(path: Path) -> np.ndarray:
-    """The array of a file of an index, memory-mapped; ValueError if it is missing or damaged."""
+    """Memory-map an array file of an index; ValueError if it is missing or damaged."""
     if npy_header(path) is None:
         raise damaged(path)
     array: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
@@ -127,5 +127,5 @@ def mapped(path: Path) -> np.ndarray:
 
 
 def damaged(path: Path) -> ValueError:
-    """The error about a file of an index that is missing or damaged."""
+    """The error for a missing or damaged file of an index."""
     return ValueError(f"{path} is missing or damaged; delete {path.parent} and build the index again")

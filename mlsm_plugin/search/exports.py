@@ -1,4 +1,4 @@
-"""The codes of an index as the sparse vectors of other search engines, a document at a time."""
+"""Export the codes of an index as sparse vectors for other search engines, one document at a time."""
 
 import json
 import os
@@ -14,16 +14,16 @@ from mlsm_plugin.search.bm25 import TermScores
 from mlsm_plugin.search.documents import Document, StoredDocuments, number_of_repeated_names
 from mlsm_plugin.search.index import read_meta
 
-LUCENE_SCALE = 100  # Anserini repeats a term as often as its weight says, so that weights must be whole
+LUCENE_SCALE = 100  # Anserini repeats each term as many times as its weight, so weights must be whole numbers
 FIELD = "codes"
 Writer = Callable[[int, Document, sp.csr_matrix], list[object]]
 
 
 def export_index(folder: PathLike, output: PathLike, engine: str) -> int:
-    """Write the documents of an index with their scores as vectors, as JSON lines; returns the number of documents.
+    """Write the documents of an index and their score vectors as JSON lines; returns the number of documents.
 
-    The weight of a property in a document is its BM25 score there, so that the dot product with the codes of a query
-    (:meth:`.TextCodes.summed`) is the score of ``mlsm search query --by codes``.
+    The weight of a property in a document is its BM25 score there. The dot product with the codes of a query
+    (:meth:`.TextCodes.summed`) is therefore the score of ``mlsm search query --by codes``.
 
     Args:
         folder: the index; its model is not needed.
@@ -32,7 +32,7 @@ def export_index(folder: PathLike, output: PathLike, engine: str) -> int:
 
     Raises:
         ValueError: the engine is unknown, the index is incomplete or damaged, the output exists, or documents share an
-            id and the engine finds them by it.
+            id in an engine that looks them up by id.
     """
     if engine not in ENGINES:
         raise ValueError(f"the engine must be one of {', '.join(ENGINES)}, got {engine!r}")
@@ -62,13 +62,13 @@ def export_index(folder: PathLike, output: PathLike, engine: str) -> int:
 
 
 def property_name(atom: int) -> str:
-    """The name of a property where an engine wants terms: it begins with a letter and has no dot."""
+    """The name of a property in engines that index terms: it begins with a letter and has no dot."""
     return f"p{atom}"
 
 
 def _lucene(number: int, document: Document, scores: sp.csr_matrix) -> list[object]:
-    whole = np.rint(scores.data.astype(np.float64) * LUCENE_SCALE).astype(int).tolist()
-    pairs = zip(scores.indices.tolist(), whole, strict=True)
+    weights = np.rint(scores.data.astype(np.float64) * LUCENE_SCALE).astype(int).tolist()
+    pairs = zip(scores.indices.tolist(), weights, strict=True)
     vector = {property_name(atom): weight for atom, weight in pairs if weight > 0}
     return [{"id": document.name, "contents": document.text, "vector": vector}]
 
@@ -89,5 +89,5 @@ ENGINES: dict[str, Writer] = {"lucene": _lucene, "elasticsearch": _elasticsearch
 
 
 def _shortest(scores: np.ndarray) -> list[float]:
-    """Scores in float32 as numbers with no more digits than they need."""
+    """Float32 scores as numbers with as few digits as they need."""
     return [float(text) for text in scores.astype(str)]

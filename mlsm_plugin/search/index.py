@@ -36,30 +36,30 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 FORMAT = 1
-HASHED_WORDS = 2**20  # columns of the words, which are hashed: few of them share one
-CANDIDATES = 1000  # of each ranking that are fused
+HASHED_WORDS = 2**20  # columns for hashed words; few words share a column
+CANDIDATES = 1000  # documents of each ranking to fuse
 MODES = ("both", "codes", "words")
 
 
 @dataclass(frozen=True)
 class Reason:
-    """A property that query and document share."""
+    """A property that the query and a document share."""
 
     atom: int
     label: str  # its most telling tokens
-    share: float  # of the score of the document
-    query_tokens: tuple[str, ...]  # of the query that have it, the strongest first
-    document_tokens: tuple[tuple[int, int], ...]  # the characters of the document's tokens that have it
+    share: float  # of the document's score
+    query_tokens: tuple[str, ...]  # the query's tokens with it, strongest first
+    document_tokens: tuple[tuple[int, int], ...]  # character spans of the document's tokens with it
 
 
 @dataclass(frozen=True)
 class Hit:
-    """A document that was found."""
+    """A search result."""
 
     document: Document
     score: float
     reasons: tuple[Reason, ...]
-    words: tuple[str, ...]  # that query and document share
+    words: tuple[str, ...]  # shared by the query and the document
 
 
 def build_index(
@@ -71,17 +71,17 @@ def build_index(
     """Index the documents of some files; the same call resumes after a stop.
 
     Args:
-        paths: files of :func:`.read_documents`.
-        coder: of the codes.
+        paths: files for :func:`.read_documents`.
+        coder: makes the codes.
         output: folder of the index.
-        settings: lines of a passage, documents at once.
+        settings: lines per passage, documents per shard, tokens per batch.
 
     Returns:
-        the numbers of ``documents``, ``empty`` documents (without a token), and ``bytes`` of the index.
+        the number of ``documents``, of ``empty`` documents (without a token), and of ``bytes`` in the index.
 
     Raises:
-        ValueError: a file is no text, there is no document, or the folder was begun with other files or another model,
-            or holds anything else. All files are read before the first document is indexed.
+        ValueError: a file is not text, there are no documents, or the folder holds other files, or an index begun with
+            other documents or another model. All files are read before the first document is indexed.
     """
     plan = {
         "format": FORMAT,
@@ -109,7 +109,7 @@ def build_index(
 
 
 def _check_folder(folder: PlannedFolder) -> None:
-    """Raise ValueError if a folder was begun with other documents, model or settings, or holds no index."""
+    """Raise ValueError if a folder holds other files, or an index of other documents, another model or settings."""
     recorded = folder.recorded_plan if folder.directory.is_dir() and _is_index(folder.directory) else None
     if recorded is None:
         return
@@ -126,7 +126,7 @@ def _check_folder(folder: PlannedFolder) -> None:
 
 
 def _is_index(folder: Path) -> bool:
-    """Whether a folder holds an index, not finished perhaps; ValueError if it holds anything else."""
+    """Whether a folder holds an index, finished or not; ValueError if it holds anything else."""
     if (folder / PLAN_FILE).is_file():
         return True
     others = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
@@ -136,7 +136,7 @@ def _is_index(folder: Path) -> bool:
 
 
 def _checked_number(documents: Iterator[Document]) -> int:
-    """The number of documents, all of which are read; ValueError if there is none, or one cannot be read."""
+    """Read all documents and return their number; ValueError if there are none, or one cannot be read."""
     number = 0
 
     def names() -> Iterator[str]:
@@ -161,7 +161,7 @@ def _checked_number(documents: Iterator[Document]) -> int:
 def _write_shards(
     documents: Iterator[Document], total: int, coder: TextCoder, shards: Path, settings: IndexSettings
 ) -> int:
-    """Write the shards that are missing; returns their number."""
+    """Write the missing shards; returns the number of all shards."""
     number = 0
     with Progress(total=total, desc="indexing", unit="document") as progress:
         while batch := list(itertools.islice(documents, settings.shard_documents)):
@@ -187,7 +187,7 @@ def _write_shard(batch: list[Document], coder: TextCoder, shards: Path, number: 
 
 
 def _merge(folder: Path, shards: Path, number_of_shards: int, coder: TextCoder) -> dict[str, int]:
-    """Make the files of the index from all shards."""
+    """Merge all shards into the files of the index; returns its figures."""
 
     def matrices(part: str) -> Iterator[sp.csr_matrix]:
         for number in range(number_of_shards):
@@ -210,15 +210,15 @@ def _merge(folder: Path, shards: Path, number_of_shards: int, coder: TextCoder) 
 
 
 def word_counts(texts: Sequence[str]) -> sp.csr_matrix:
-    """Counts of lower-cased words of two or more characters, hashed, ``(n, HASHED_WORDS)`` float32."""
+    """Counts of hashed, lower-cased words of two or more characters: ``(n, HASHED_WORDS)`` float32."""
     return sp.csr_matrix(_vectorizer().transform(texts), dtype=np.float32)
 
 
 class SearchIndex:
     """An index that :func:`build_index` wrote, with the model and the dictionary of its codes.
 
-    ``coder`` is needed for searches by codes, and must be that of the index; None: by words only. ValueError if the
-    index is incomplete or damaged, or the model or the dictionary is another one.
+    ``coder`` is needed to search by codes, and must match the index; with None, only search by words works. ValueError
+    if the index is incomplete or damaged, or was built with another model or dictionary.
     """
 
     def __init__(self, folder: PathLike, coder: TextCoder | None = None) -> None:
@@ -237,12 +237,12 @@ class SearchIndex:
         self.labels: list[str] = _read_labels(self.folder)
 
     def search(self, query: str, *, count: int = 10, mode: str = "both", explain: bool = True) -> list[Hit]:
-        """The best documents for a text.
+        """The best documents for a query.
 
         Args:
-            query: the text.
-            count: documents, at most.
-            mode: ``codes``, ``words``, or ``both``: the two rankings fused by rank.
+            query: a text.
+            count: maximum number of documents.
+            mode: ``codes``, ``words``, or ``both``, which fuses the two rankings.
             explain: say which properties and words each document shares with the query.
 
         Raises:
@@ -255,64 +255,64 @@ class SearchIndex:
         check_text(query, "the query")
         if mode != "words" and self._coder is None:
             raise ValueError("the index was opened without a model; search by words, or pass the coder of the index")
-        coded = None if self._coder is None else self._coder.coded([query])[0]
-        by_words = self._words_of(query)
-        if mode == "words" or coded is None:
-            ranked = [(int(number), float(by_words[number])) for number in best(by_words, count)]
+        coded_query = None if self._coder is None else self._coder.coded([query])[0]
+        word_scores = self._word_scores(query)
+        if mode == "words" or coded_query is None:
+            ranked = [(int(number), float(word_scores[number])) for number in best(word_scores, count)]
         else:
-            of_query = coded.summed()
-            by_codes = self._codes.of_query(of_query.indices, of_query.data)
+            query_codes = coded_query.summed()
+            code_scores = self._codes.of_query(query_codes.indices, query_codes.data)
             if mode == "codes":
-                ranked = [(int(number), float(by_codes[number])) for number in best(by_codes, count)]
+                ranked = [(int(number), float(code_scores[number])) for number in best(code_scores, count)]
             else:
-                ranked = fused([best(by_codes, CANDIDATES), best(by_words, CANDIDATES)], count)
-        return [self._hit(number, score, query, coded if explain else None) for number, score in ranked]
+                ranked = fused([best(code_scores, CANDIDATES), best(word_scores, CANDIDATES)], count)
+        return [self._hit(number, score, query, coded_query if explain else None) for number, score in ranked]
 
     def close(self) -> None:
         """Close the files."""
         self.documents.close()
 
-    def _words_of(self, query: str) -> np.ndarray:
+    def _word_scores(self, query: str) -> np.ndarray:
         counts = word_counts([query])
         return self._words.of_query(counts.indices, counts.data)
 
-    def _hit(self, number: int, score: float, query: str, coded: TextCodes | None) -> Hit:
+    def _hit(self, number: int, score: float, query: str, coded_query: TextCodes | None) -> Hit:
         document = self.documents[number]
         analyzer = _vectorizer().build_analyzer()
-        in_document = set(analyzer(document.text))
-        words = tuple(word for word in dict.fromkeys(analyzer(query)) if word in in_document)
-        reasons = () if coded is None else self._reasons(number, document, query, coded)
+        document_words = set(analyzer(document.text))
+        words = tuple(word for word in dict.fromkeys(analyzer(query)) if word in document_words)
+        reasons = () if coded_query is None else self._reasons(number, document, query, coded_query)
         return Hit(document, score, reasons, words)
 
     def _reasons(
-        self, number: int, document: Document, query: str, coded: TextCodes, most: int = 5
+        self, number: int, document: Document, query: str, coded_query: TextCodes, most: int = 5
     ) -> tuple[Reason, ...]:
         assert self._coder is not None
-        of_query = coded.summed()
-        parts = of_query.data * self._codes.of_document(number, of_query.indices)
-        total = float(parts.sum())
+        query_codes = coded_query.summed()
+        contributions = query_codes.data * self._codes.of_document(number, query_codes.indices)
+        total = float(contributions.sum())
         if total <= 0:
             return ()
-        in_document = self._coder.coded([document.text])[0]
+        coded_document = self._coder.coded([document.text])[0]
         reasons = []
-        for place in np.argsort(-parts, kind="stable")[:most]:
-            atom = int(of_query.indices[place])
-            if parts[place] <= 0:
+        for place in np.argsort(-contributions, kind="stable")[:most]:
+            atom = int(query_codes.indices[place])
+            if contributions[place] <= 0:
                 break
             reasons.append(
                 Reason(
                     atom,
                     self.labels[atom],
-                    float(parts[place] / total),
-                    tuple(query[start:stop].strip() for start, stop in _tokens_with(coded, atom)),
-                    tuple(_tokens_with(in_document, atom)),
+                    float(contributions[place] / total),
+                    tuple(query[start:stop].strip() for start, stop in _tokens_with(coded_query, atom)),
+                    tuple(_tokens_with(coded_document, atom)),
                 )
             )
         return tuple(reasons)
 
 
 def read_meta(folder: Path) -> dict[str, object]:
-    """What an index says of itself; ValueError if it is none, or was not finished."""
+    """The metadata of an index; ValueError if the folder holds no index, or an unfinished one."""
     folder = Path(folder)
     if not (folder / PLAN_FILE).is_file():
         raise ValueError(f"{folder} is not an index; `mlsm search index` builds one")
@@ -326,7 +326,7 @@ def read_meta(folder: Path) -> dict[str, object]:
 
 
 def describe(origin: object) -> str:
-    """Model, dictionary and layer in words."""
+    """Name the model, dictionary and layer of some codes."""
     assert isinstance(origin, dict)
     if origin.get("dictionary") is None:
         return f"{origin.get('model')}, its own head"
@@ -334,7 +334,7 @@ def describe(origin: object) -> str:
 
 
 def _tokens_with(coded: TextCodes, atom: int, most: int = 3) -> list[tuple[int, int]]:
-    """The characters of the tokens that have an atom, the strongest first."""
+    """The character spans of at most ``most`` tokens with an atom, strongest first."""
     column = coded.codes[:, [atom]].tocoo()
     strongest = column.row[np.argsort(-column.data, kind="stable")[:most]]
     return [(int(coded.offsets[token][0]), int(coded.offsets[token][1])) for token in strongest]

@@ -1,4 +1,4 @@
-"""Labels of latent properties: the tokens that tell most about each."""
+"""Labels of latent properties: the most telling tokens of each."""
 
 import numpy as np
 import scipy.sparse as sp
@@ -12,7 +12,7 @@ LABEL_TOKENS = 3
 def token_weights(ids: np.ndarray, codes: sp.csr_matrix, vocabulary: int) -> sp.csr_matrix:
     """``(n_atoms, vocabulary)`` float32: the sums of each atom's activations on each token.
 
-    ``ids`` are ``(n,)``, each below ``vocabulary``; ``codes`` ``(n, n_atoms)``.
+    ``ids`` is ``(n,)``, each below ``vocabulary``; ``codes`` is ``(n, n_atoms)``.
     """
     entries = codes.tocoo()
     shape = (codes.shape[1], vocabulary)
@@ -20,9 +20,9 @@ def token_weights(ids: np.ndarray, codes: sp.csr_matrix, vocabulary: int) -> sp.
 
 
 def labels_of(weights: sp.csr_matrix, tokenizer: HuggingFaceTokenizer) -> list[str]:
-    """The label of each atom: its most telling tokens, joined by commas; empty for an atom without a token.
+    """The label of each atom: its most telling tokens, joined by commas; empty for an atom that no token has.
 
-    ``weights`` are ``(n_atoms, V)``, as :func:`token_weights` gives them.
+    ``weights`` is ``(n_atoms, V)``, from :func:`token_weights`.
     """
     telling = telling_tokens(weights, LABEL_TOKENS)
     return [", ".join(_token_text(tokenizer, int(token)) for token in tokens) for tokens, _ in telling]

@@ -1,4 +1,4 @@
-"""How documents are indexed; imports nothing slow, for the help of the command."""
+"""How documents are indexed; imports nothing slow, so that the help of the command stays fast."""
 
 from dataclasses import dataclass
 

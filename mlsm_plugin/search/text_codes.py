@@ -1,4 +1,4 @@
-"""The codes of the tokens of a text, from a model and a dictionary, or predicted by the latent head of a model."""
+"""The codes of the tokens in a text, from a model and a dictionary, or predicted by a model's latent head."""
 
 import hashlib
 from abc import ABC, abstractmethod
@@ -27,14 +27,15 @@ from mlsm_plugin.core.text.hf_tokenizer import HuggingFaceTokenizer, Offsets
 from mlsm_plugin.huggingface.latent_semantic_model import LATENT_HEAD, LatentSemanticModel
 
 BATCH_TOKENS = 8192
-STRONGEST_PREDICTED = 16  # atoms of a predicted distribution that are kept for each token
+STRONGEST_PREDICTED = 16  # atoms to keep for each token of the predicted distribution
 
 
 @dataclass(frozen=True)
 class TextCodes:
     """The codes of the tokens of one text.
 
-    ``codes`` is ``(n_tokens, n_atoms)`` float32; ``ids`` ``(n_tokens,)``; ``offsets`` are the characters of each token.
+    ``codes`` is ``(n_tokens, n_atoms)`` float32, ``ids`` is ``(n_tokens,)``, and ``offsets`` has the character span of
+    each token.
     """
 
     codes: sp.csr_matrix
@@ -42,16 +43,16 @@ class TextCodes:
     offsets: Offsets
 
     def summed(self) -> sp.csr_matrix:
-        """``(1, n_atoms)``: log(1 + activation), summed over the tokens, in place of counts of words."""
+        """``(1, n_atoms)``: log(1 + activation) summed over the tokens, used in place of word counts."""
         logarithms = self.codes.copy()
         logarithms.data = np.log1p(logarithms.data)
         return sp.csr_matrix(logarithms.sum(axis=0), dtype=np.float32)
 
 
 class TextCoder(ABC):
-    """Codes texts; a text that is longer than the model's positions is read in several parts.
+    """Codes texts; a text with more tokens than the model has positions is read in several parts.
 
-    ``origin`` says which model and dictionary these codes are of, and ``fingerprint`` is the SHA-256 of both and of the
+    ``origin`` names the model and the dictionary of the codes; ``fingerprint`` is the SHA-256 of both and of the
     tokenizer.
     """
 
@@ -90,12 +91,12 @@ class TextCoder(ABC):
         texts_codes = []
         for codes, (ids, offsets) in zip(codes_of, encoded, strict=True):
             in_order = [codes[first] for first in sorted(codes)]
-            whole = sp.csr_matrix(sp.vstack([empty, *in_order], format="csr"))
-            texts_codes.append(TextCodes(whole, np.array(ids, dtype=np.int64), offsets))
+            stacked = sp.csr_matrix(sp.vstack([empty, *in_order], format="csr"))
+            texts_codes.append(TextCodes(stacked, np.array(ids, dtype=np.int64), offsets))
         return texts_codes
 
     def codes_of_ids(self, ids: Sequence[int]) -> sp.csr_matrix:
-        """Codes ``(n, n_atoms)`` of a text of n ids; ValueError if the model cannot read so many at once."""
+        """Codes ``(n, n_atoms)`` of a text of n ids; ValueError if the model cannot read that many at once."""
         room = self.positions - len(self.tokenizer.surrounded([]))
         if len(ids) > room:
             raise ValueError(f"the text has {len(ids):,} tokens, and the model reads at most {room:,} at once")
@@ -104,7 +105,7 @@ class TextCoder(ABC):
         return self._codes_of_batch([list(ids)])
 
     def _codes_of_batch(self, rows: Sequence[list[int]]) -> sp.csr_matrix:
-        """The codes of all tokens of rows of ids, one row after the other."""
+        """The codes of all tokens of several rows of ids, concatenated."""
         before = len(self.tokenizer.before)
         after = len(self.tokenizer.after)
         surrounded = [torch.tensor(self.tokenizer.surrounded(ids)) for ids in rows]
@@ -116,9 +117,9 @@ class TextCoder(ABC):
 
 
 class DictionaryCodes(TextCoder):
-    """A layer of a Hugging Face encoder, coded over a dictionary or by a sparse autoencoder.
+    """Codes of a layer of a Hugging Face encoder, over a dictionary or from a sparse autoencoder.
 
-    ValueError if one of them cannot be read, or the dictionary was learned from another model or layer.
+    ValueError if the model or the dictionary cannot be read, or the dictionary was learned from another model or layer.
     """
 
     def __init__(
@@ -144,9 +145,9 @@ class DictionaryCodes(TextCoder):
 
 
 class PredictedCodes(TextCoder):
-    """The properties that an MLSM model predicts for each token itself, in one pass and without an auxiliary model.
+    """The properties that an MLSM model itself predicts for each token, in one pass and without an auxiliary model.
 
-    ``model`` is a folder that ``mlsm adapt`` or ``mlsm convert`` wrote, with a latent head. ValueError if it has none.
+    ``model`` is a folder that ``mlsm adapt`` or ``mlsm convert`` wrote. ValueError if it has no latent head.
     """
 
     def __init__(self, model: PathLike, *, device: Device = None) -> None:
@@ -172,7 +173,7 @@ class PredictedCodes(TextCoder):
 
 
 def tokenizer_fingerprint(tokenizer: HuggingFaceTokenizer) -> str:
-    """SHA-256 of how a tokenizer reads text."""
+    """SHA-256 of the full definition of a tokenizer."""
     return sha256_of_text(tokenizer.backend.to_str())
 
 
@@ -184,9 +185,9 @@ def sha256_of_text(text: str) -> str:
 def open_text_coder(
     model: PathLike, dictionary: PathLike | None, *, layer: int | None = None, device: Device = None
 ) -> TextCoder:
-    """The codes of a model over a ``dictionary``; None: those that its own latent head predicts.
+    """Open a model with a ``dictionary`` for its codes; None: its own latent head predicts them.
 
-    ValueError if the model is no Hugging Face folder or hub name, or as of the two classes.
+    ValueError if the model is neither a Hugging Face folder nor a hub name, or from the two classes.
     """
     path = Path(model)
     if not is_hf(model) and path.exists() and not (path / "config.json").is_file():
