@@ -28,8 +28,8 @@ def is_adaptation(folder: Path) -> bool:
 def summarize_adaptation(folder: Path, split: str, *, max_tokens: int) -> tuple[list[AtomSummary], CodeStore]:
     """Summaries of all atoms over the first ``max_tokens`` tokens of a part of the text, and its codes.
 
-    The tokens are those of the trained model, also where the codes are of a teacher with another vocabulary.
-    ValueError if there is no such part, or the adaptation made no codes or is not finished.
+    The tokens come from the trained model's tokenizer, even if the codes come from a teacher with another vocabulary.
+    ValueError if there is no such part, the adaptation made no codes, or it is not finished.
     """
     dataset = coded_part(folder, split)
     symbols = HuggingFaceTokenizer(folder / MODEL).tokens_by_id()
@@ -40,7 +40,7 @@ def summarize_adaptation(folder: Path, split: str, *, max_tokens: int) -> tuple[
 
 
 def coded_part(folder: Path, split: str) -> PretrainingSequences:
-    """A part of the text of an adaptation with its codes; ValueError as of :func:`summarize_adaptation`."""
+    """A part of the text of an adaptation with its codes; ValueError as for :func:`summarize_adaptation`."""
     if split not in TEXT_PARTS:
         raise ValueError(f"--split is one of {', '.join(TEXT_PARTS)} for {folder}, got {split}")
     codes = folder / f"{split}.codes"
@@ -51,13 +51,13 @@ def coded_part(folder: Path, split: str) -> PretrainingSequences:
 
 
 def check_finished(folder: Path) -> None:
-    """Raise ValueError unless the model of an adaptation is there."""
+    """Raise ValueError if an adaptation has not written its model yet."""
     if not (folder / MODEL).is_dir():
         raise ValueError(f"{folder} is not finished; run the same `mlsm adapt` again")
 
 
 def _dataset(folder: Path, split: str, codes: Path) -> PretrainingSequences:
-    """The sequences of a part of the text, with their codes; held-out sequences may be at the end of the text."""
+    """The sequences of a part of the text, with their codes; held-out sequences may lie at the end of the text."""
     record = StepRecord(folder / RECORD)
     name = "valid" if split == "valid" and "valid" in record.folders_of("text") else "tokens"
     text = TokenSequences(folder / name)
@@ -66,9 +66,8 @@ def _dataset(folder: Path, split: str, codes: Path) -> PretrainingSequences:
     if f"{name}.{PLACES}" in record.folders_of("alignment"):
         coded = TokenSequences(folder / f"{name}.{AUXILIARY}")
         aligned = AlignedSequences(coded, TokenSequences(folder / f"{name}.{PLACES}"))
-    number = int(np.searchsorted(coded.starts, len(CodeStore(codes))))  # of sequences, if the part is the first
     first = 0
-    last = number
+    last = int(np.searchsorted(coded.starts, len(CodeStore(codes))))  # for a part at the beginning of the text
     if split == "valid" and name == "tokens":
         first = int(np.searchsorted(coded.starts, coded.num_tokens - len(CodeStore(codes))))
         last = len(text)
@@ -78,7 +77,7 @@ def _dataset(folder: Path, split: str, codes: Path) -> PretrainingSequences:
 
 
 def coded_blocks(dataset: PretrainingSequences, max_tokens: int) -> Iterator[Block]:
-    """Ids ``(n,)`` and codes ``(n, num_atoms)`` of some sequences at once."""
+    """Yield ids ``(n,)`` and codes ``(n, num_atoms)`` of several sequences at a time."""
     store = dataset.codes
     assert store is not None
     done = 0

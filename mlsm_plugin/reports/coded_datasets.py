@@ -28,11 +28,12 @@ from mlsm_plugin.reports.raised_tokens import CountedBlocks, set_raised_tokens
 
 
 def find_codes(folder: Path, chosen: Path | None = None, split: str = "train") -> tuple[Path, Path]:
-    """The binarized dataset that ``folder`` is, holds, or was trained on, and the folder of its codes.
+    """Find a binarized dataset and the folder of its codes.
 
-    ``chosen`` is the folder of the codes; None: the dataset, that of the run, or the last stage of `mlsm pretrain`.
-    FileNotFoundError if there is no such dataset, or it is that of a run in stages without codes; ValueError if the run
-    predicts codes over another dictionary than that of ``split``.
+    ``folder`` is the dataset, holds it as ``data-bin``, or is a run that was trained on it. ``chosen`` is the folder of
+    the codes; None: the dataset, the run's folder of codes, or the last stage of `mlsm pretrain`. FileNotFoundError if
+    there is no such dataset, or a run in stages has no codes; ValueError if the run predicts codes over another
+    dictionary than the codes of ``split``.
     """
     for candidate in (folder, folder / "data-bin"):
         if (candidate / "train.idx").exists() or (candidate / "valid.idx").exists():
@@ -61,13 +62,13 @@ def find_codes(folder: Path, chosen: Path | None = None, split: str = "train") -
 
 
 def _checkpoint_of(run: Path) -> Path:
-    """The checkpoint that predicts the codes of a run; in stages, the best may be of another stage."""
+    """The checkpoint that predicts the codes of a run: in stages, the newest, as the best may be of another stage."""
     newest = newest_whole(run) if (run / "stages.json").is_file() else None
     return newest[0] if newest else checkpoint_of(run)
 
 
 def _codes_of_last_stage(folder: Path, data: Path) -> Path:
-    """The folder of the last stage that has codes; the best checkpoint may be of an earlier one."""
+    """The folder of the last stage with codes; the best checkpoint may belong to an earlier stage."""
     stages = sorted(folder.glob("stage-*"), key=lambda path: (len(path.name), path.name), reverse=True)
     if coded := [stage for stage in stages if any(stage.glob(f"*.codes/{META_FILE}"))]:
         return coded[0]
@@ -86,10 +87,9 @@ def _codes_of_last_stage(folder: Path, data: Path) -> Path:
 def summarize_split(
     data_bin: Path, split: str, folder: Path, *, max_tokens: int, run: Path | None = None
 ) -> tuple[list[AtomSummary], CodeStore]:
-    """Summaries of all atoms over the first ``max_tokens`` tokens of a split, and its codes, those in ``folder``.
+    """Summaries of all atoms over the first ``max_tokens`` tokens of a split, and its codes, from ``folder``.
 
-    Where ``run`` is the folder of a training that predicts these codes and tokens, the tokens that each atom raises are
-    those of its heads.
+    If ``run`` is a training run that predicts these codes and tokens, its heads give the tokens that each atom raises.
     """
     codes = folder / f"{split}.codes"
     check_is_coded(data_bin / split, codes)
@@ -106,7 +106,7 @@ def summarize_split(
 
 
 def _set_raised_tokens(summaries: list[AtomSummary], run: Path, symbols: list[str], counts: np.ndarray) -> None:
-    """Set the tokens that each atom raises; nothing where the run cannot be opened or does not predict both."""
+    """Set the tokens that each atom raises, if the run can be opened and predicts both atoms and tokens."""
     try:
         interface = from_pretrained(_checkpoint_of(run))
     except (ValueError, OSError):
@@ -120,10 +120,10 @@ def _set_raised_tokens(summaries: list[AtomSummary], run: Path, symbols: list[st
 
 
 def property_names(data_bin: PathLike, *, split: str = "train", max_tokens: int = 200_000) -> list[str]:
-    """Names of all latent properties in the codes of a dataset, by their numbers: the words that tell most of each.
+    """Names of all latent properties in the codes of a dataset, by number: the most telling words of each.
 
-    They come from the first ``max_tokens`` tokens; a property that none of these has gets an empty name. Errors are
-    those of :func:`summarize_split`.
+    They come from the first ``max_tokens`` tokens; a property that occurs in none of them gets an empty name. Raises
+    the errors of :func:`summarize_split`.
 
     Example::
 
@@ -136,12 +136,12 @@ def property_names(data_bin: PathLike, *, split: str = "train", max_tokens: int 
 
 
 def name_of(summary: AtomSummary) -> str:
-    """The words that tell most of a latent property, such as ``dog, cat, horse``; empty if no token has it."""
+    """The most telling words of a latent property, such as ``dog, cat, horse``; empty if no token has it."""
     return ", ".join(piece.replace(SENTENCEPIECE_BEGIN, "") for piece in summary.label)
 
 
 def _coded_blocks(reader: BlockReader, store: CodeStore, max_tokens: int) -> Iterator[tuple[np.ndarray, csr_matrix]]:
-    done = 0  # a bar does not count where TQDM_DISABLE is set
+    done = 0  # counted here: with TQDM_DISABLE, the progress bar does not count
     total = min(max_tokens, reader.num_tokens)
     with Progress(total=total, desc="reading codes", unit="token", unit_scale=True) as progress:
         for start, size in zip(reader.starts.tolist(), reader.sizes.tolist(), strict=True):

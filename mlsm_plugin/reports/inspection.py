@@ -1,4 +1,4 @@
-"""The codes of a dataset or run as a page: which codes these are, what their atoms mean, and the facts about them."""
+"""A page on the codes of a dataset or run: which codes these are, what their atoms mean, and facts about them."""
 
 from pathlib import Path
 
@@ -33,16 +33,22 @@ def inspect(
     dictionary: PathLike | None = None,
     names: PathLike | None = None,
 ) -> list[AtomSummary]:
-    """Write an HTML page of what the latent properties mean; returns what it shows of them.
+    """Write an HTML page on what the latent properties mean; returns the summaries that it shows.
 
-    ``folder`` is the output of ``mlsm adapt``, or with fairseq, as ``codes``, what
-    :func:`~mlsm_plugin.reports.coded_datasets.find_codes` takes; ``quality`` is a file of ``mlsm evaluate dictionary
-    --output``, whose figures the page also shows. ``dictionary`` is that of the codes, from which the nearest atoms
-    of each are shown; None: one beside the dataset or the codes, if it is that of the codes. ``names`` is a file or
-    folder of :func:`~mlsm_plugin.core.sparse_coding.atom_names.read_names`.
+    Args:
+        folder: output of ``mlsm adapt``; or, with fairseq, a folder for
+            :func:`~mlsm_plugin.reports.coded_datasets.find_codes`.
+        output: file of the page.
+        split: part of the text.
+        codes: folder of the codes, as ``chosen`` in ``find_codes``.
+        max_tokens: number of tokens to read, from the beginning.
+        quality: file that ``mlsm evaluate dictionary --output`` wrote; the page shows its figures.
+        dictionary: dictionary of the codes, from which the page shows the nearest atoms of each atom; None: a
+            dictionary beside the dataset or the codes, if it belongs to the codes.
+        names: file or folder for :func:`~mlsm_plugin.core.sparse_coding.atom_names.read_names`.
 
     Raises:
-        ValueError: the codes do not belong to the text or the run, or figures, dictionary or names are those of others.
+        ValueError: the codes do not belong to the text or the run; or figures, dictionary or names to other codes.
         OSError: a file is missing, or the page cannot be written.
     """
     figures = None if quality is None else _read_quality(quality)
@@ -78,9 +84,9 @@ def _summarized(
 
 
 def _directions(store: CodeStore, dictionary: PathLike | None, places: list[Path]) -> np.ndarray | None:
-    """The directions of the atoms; None if no dictionary was passed, and none of these places has that of the codes.
+    """The directions of the atoms; None if no dictionary was passed, and ``places`` lack the dictionary of the codes.
 
-    ValueError if the one that was passed cannot be read, or is another one.
+    ValueError if the passed dictionary cannot be read, or belongs to other codes.
     """
     fingerprint = store.meta["fingerprints"].get("dictionary")
     if dictionary is not None:
@@ -93,7 +99,7 @@ def _directions(store: CodeStore, dictionary: PathLike | None, places: list[Path
             continue
         try:
             coder = load_coder(place / "dictionary")
-        except (ValueError, OSError):  # not needed for the codes
+        except (ValueError, OSError):  # the page can do without it
             continue
         if coder.fingerprint == fingerprint:
             return coder.directions()
@@ -121,7 +127,7 @@ def _facts(store: CodeStore, summaries: list[AtomSummary]) -> dict[str, str]:
 
 
 def _model_name(meta: JsonObject) -> str:
-    """The name of the auxiliary model, if the store says it, and the beginning of its fingerprint."""
+    """The name of the auxiliary model, if the store records it, and the beginning of its fingerprint."""
     fingerprint = f"SHA-256 {meta['fingerprints'].get('auxiliary', 'unknown')[:12]}"
     return f"{meta['auxiliary']} ({fingerprint})" if isinstance(meta.get("auxiliary"), str) else fingerprint
 
@@ -137,13 +143,13 @@ def _read_quality(path: PathLike) -> JsonObject:
 
 
 def _quality_facts(quality: JsonObject, store: CodeStore, path: object) -> dict[str, str]:
-    """The figures by their names, as ``mlsm evaluate dictionary`` prints them."""
-    judged = quality["dictionary"]["fingerprint"]
-    coded = store.meta["fingerprints"].get("dictionary")
-    if judged != coded:
+    """The figures by name, as ``mlsm evaluate dictionary`` prints them; ValueError if they are of other codes."""
+    judged_fingerprint = quality["dictionary"]["fingerprint"]
+    coded_fingerprint = store.meta["fingerprints"].get("dictionary")
+    if judged_fingerprint != coded_fingerprint:
         raise ValueError(
-            f"{path} judges another dictionary (SHA-256 {judged[:12]}) than the one of these codes "
-            f"({str(coded)[:12]}); run `mlsm evaluate dictionary` with that one"
+            f"{path} judges another dictionary (SHA-256 {judged_fingerprint[:12]}) than the one of these codes "
+            f"({str(coded_fingerprint)[:12]}); run `mlsm evaluate dictionary` with that one"
         )
     options = {"layer": quality.get("layer"), **quality["dictionary"]}
     for name in ("layer", "lambda"):

@@ -1,4 +1,4 @@
-"""What the latent properties mean: a summary of every dictionary atom, and one HTML page that shows them."""
+"""What the latent properties mean: a summary of each dictionary atom, and an HTML page that shows them all."""
 
 import base64
 import hashlib
@@ -19,16 +19,16 @@ from mlsm_plugin.core.sparse_coding.telling_tokens import telling_tokens
 from mlsm_plugin.core.text.text_files import LONE_SURROGATE
 
 TEMPLATE = "latent_report.html"
-CHUNK_ENTRIES = 1 << 18  # entries of the codes that are processed at once: some tens of MB
-NOTHING = -1  # fills a window beyond the first and the last token of a block
+CHUNK_ENTRIES = 1 << 18  # entries of the codes to process at a time: some tens of MB
+NOTHING = -1  # fills a window before the first and after the last token of a block
 NEIGHBOUR_ROWS = 1024
-BINS = 20  # of weights, each half an octave: from 1/1024 to 1
-QUANTILES = (0.75, 0.5, 0.1)  # of the weights of an atom, around which examples are shown
+BINS = 20  # bins of weights, each half an octave: from 1/1024 to 1
+QUANTILES = (0.75, 0.5, 0.1)  # of an atom's weights; examples are drawn around them
 LABEL_TOKENS = 3
-TOLD = 0.1  # of what the first token of a label tells, the others must tell
-FEW_OCCURRENCES = 100  # with so many, an atom tells half as much as with very many
+TOLD = 0.1  # the other tokens of a label tell at least this share of what the first tells
+FEW_OCCURRENCES = 100  # with this many, an atom tells half as much as with very many
 SENTENCE_ENDS = frozenset({"</s>", "[SEP]"})
-# of an atom on the page, in the order of its row
+# fields of an atom on the page, in the order of its row
 KEYS = (
     "atom",
     "frequency",
@@ -44,7 +44,7 @@ KEYS = (
     "contexts",
     "examples",
 )
-LEVELS = 9  # of colour, up to the largest weight of an atom
+LEVELS = 9  # of colour; the largest weight of an atom has the highest level
 UNSEEN_SYMBOLS = frozenset({"<s>", "<pad>", "[CLS]", "[PAD]"})
 
 
@@ -63,30 +63,30 @@ class AtomSummary:
     """What one atom of the dictionary is used for; the tokens and contexts with the largest weights come first."""
 
     atom: int
-    frequency: float  # share of the coded tokens whose code has the atom; 0 for a dead atom
+    frequency: float  # share of the coded tokens that have the atom; 0 for a dead atom
     mean_weight: float  # over these tokens; 0 for a dead atom
     top_tokens: list[tuple[str, float]] = field(default_factory=list)  # pieces, with their shares of the total weight
     contexts: list[Context] = field(default_factory=list)  # preferably of distinct token types
     examples: list[Context] = field(default_factory=list)  # drawn at random around QUANTILES of its weights
-    label: list[str] = field(default_factory=list)  # pieces that tell most: by weight against frequency
+    label: list[str] = field(default_factory=list)  # the most telling pieces: by weight relative to frequency
     telling: float = 0.0  # how much the label tells; 0 for a dead atom
     histogram: list[int] = field(default_factory=list)  # (BINS,) occurrences by weight
     neighbours: list[tuple[int, float]] = field(default_factory=list)  # the nearest atoms, with their cosines
-    name: str = ""  # that a person or another program gave
-    raised: list[str] = field(default_factory=list)  # pieces that the model then predicts more, most first
-    lowered: list[str] = field(default_factory=list)  # and less
+    name: str = ""  # from a person or another program
+    raised: list[str] = field(default_factory=list)  # pieces whose logits rise most with the atom, most first
+    lowered: list[str] = field(default_factory=list)  # pieces whose logits fall most, most first
 
 
 @dataclass
 class _Occurrences:
-    """Entries of the codes, one in each row: atom, weight and token, and the ids around the token."""
+    """Entries of the codes, one per row: atom, weight, token, and the ids around the token."""
 
     atoms: np.ndarray  # (n,)
     types: np.ndarray  # (n,) the token's id
     weights: np.ndarray  # (n,) float64
-    order: np.ndarray  # (n,) position in the stream: the earlier wins ties
+    order: np.ndarray  # (n,) position in the stream; ties go to the earlier
     windows: np.ndarray  # (n, 2 * window + 3) ids, NOTHING beyond the block; the first and last are not shown
-    weights_around: np.ndarray  # (n, 2 * window + 3) float32, of the atom; NaN before they are looked up
+    weights_around: np.ndarray  # (n, 2 * window + 3) float32, of the atom; NaN until looked up
 
     def __getitem__(self, rows: np.ndarray) -> "_Occurrences":
         return _Occurrences(*(values[rows] for values in vars(self).values()))
@@ -105,18 +105,18 @@ def summarize_atoms(
     contexts: int = 4,
     window: int = 7,
 ) -> list[AtomSummary]:
-    """Summarize every atom, also the dead ones, in their order, in one pass over coded text.
+    """Summarize every atom, including dead atoms, in order, in one pass over coded text.
 
-    The memory depends on the number of (atom, token type) pairs that occur and of contexts kept; it does not grow with
-    the length of the text. The contexts of an atom are, for each token type, its occurrence with the largest weight;
-    the largest weights come first. An atom with fewer than ``contexts`` types also gets its other occurrences, each
-    text once. A histogram of all weights of an atom, the tokens that tell most about it, and up to three examples drawn
-    at random from the middle and the bottom of its weights come with them. ValueError if the codes do not match the
-    ids, ``num_atoms`` or ``num_types``.
+    The memory depends on the number of (atom, token type) pairs that occur and the number of contexts kept; it does not
+    grow with the length of the text. The contexts of an atom are its occurrences with the largest weights, one for each
+    token type, largest first. If it has fewer than ``contexts`` types, its other occurrences follow, each text once.
+    Each summary also has a histogram of the atom's weights, its most telling tokens, and up to three examples drawn at
+    random from the middle and the bottom of its weights. ValueError if the codes do not match the ids, ``num_atoms`` or
+    ``num_types``.
 
     Args:
-        token_blocks: pairs of the token ids ``(n,)`` of a block of text and its codes ``(n, num_atoms)``; rows sum
-            to 1, rows of special tokens are empty.
+        token_blocks: for each block of text, its token ids ``(n,)`` and codes ``(n, num_atoms)``; the codes of a token
+            sum to 1, and special tokens have none.
         num_types: number of token types; every id is below it.
         symbols: the piece of every token type.
         top_tokens, contexts: number of token types and of occurrences to report per atom.
@@ -173,19 +173,19 @@ def _set_label(
     occurrences: int,
     symbols: Sequence[str],
 ) -> None:
-    """Set the label from the most telling tokens, and how much it tells.
+    """Set the label to the most telling tokens, and set how much it tells.
 
-    That is the geometric mean, over the tokens, of how rare they are elsewhere, times the root of their share: so atoms
-    of several related words come before those of one word, and before those of words that are everywhere.
+    A label tells the geometric mean, over its tokens, of their rarity elsewhere times the root of their share. Atoms of
+    several related words therefore come before atoms of a single word, and before atoms of words that are everywhere.
     """
     if not len(tokens):
         return
-    told = parts >= max(TOLD * parts[0], 1e-12)
-    told[0] = True
-    summary.label = [symbols[token] for token in tokens[told].tolist()]
+    is_telling = parts >= max(TOLD * parts[0], 1e-12)
+    is_telling[0] = True
+    summary.label = [symbols[token] for token in tokens[is_telling].tolist()]
     shares = masses[summary.atom, tokens].toarray().ravel() / masses[summary.atom].sum()
     values = np.full(LABEL_TOKENS, TOLD)
-    values[: len(tokens)] = np.where(told, np.maximum(parts / np.sqrt(shares), TOLD), TOLD)
+    values[: len(tokens)] = np.where(is_telling, np.maximum(parts / np.sqrt(shares), TOLD), TOLD)
     summary.telling = float(np.exp(np.log(values).mean())) * occurrences / (occurrences + FEW_OCCURRENCES)
 
 
@@ -196,7 +196,7 @@ def set_neighbours(summaries: Sequence[AtomSummary], atoms: np.ndarray, count: i
     for first in range(0, len(unit), NEIGHBOUR_ROWS):
         cosines = unit[first : first + NEIGHBOUR_ROWS] @ unit.T
         rows = np.arange(len(cosines))
-        cosines[rows, rows + first] = -1.0  # itself
+        cosines[rows, rows + first] = -1.0  # the atom itself
         nearest = np.argsort(-cosines, axis=1, kind="stable")[:, :count]
         for row, numbers in enumerate(nearest.tolist()):
             pairs = [(number, float(cosines[row, number])) for number in numbers]
@@ -204,28 +204,28 @@ def set_neighbours(summaries: Sequence[AtomSummary], atoms: np.ndarray, count: i
 
 
 def word_mark(symbols: Sequence[str]) -> str:
-    """What begins a word in a vocabulary: SentencePiece's mark, that of byte-level BPE, or nothing."""
+    """The mark that begins a word in a vocabulary: SentencePiece's, byte-level BPE's, or an empty string."""
     if any(SENTENCEPIECE_BEGIN in symbol for symbol in symbols):
         return SENTENCEPIECE_BEGIN
-    with_mark = sum(symbol.startswith(BYTE_LEVEL_BEGIN) for symbol in symbols)
-    return BYTE_LEVEL_BEGIN if with_mark > len(symbols) / 10 else ""  # it is a letter of Maltese, too
+    num_marked = sum(symbol.startswith(BYTE_LEVEL_BEGIN) for symbol in symbols)
+    return BYTE_LEVEL_BEGIN if num_marked > len(symbols) / 10 else ""  # the mark is also a letter of Maltese
 
 
 def _bins(weights: np.ndarray) -> np.ndarray:
-    """The bin of each weight, of half an octave each; the last one ends at 1."""
+    """The bin of each weight; a bin spans half an octave, and the last bin ends at 1."""
     return np.clip(np.floor(2 * np.log2(weights)).astype(np.int64) + BINS, 0, BINS - 1)
 
 
 def _keep_drawn(kept: _Occurrences, entries: _Occurrences) -> _Occurrences:
-    """An occurrence for each atom and bin of weights, each of them with the same chance."""
+    """Draw an occurrence for each atom and bin of weights, all with the same chance."""
     candidates = kept.joined(entries)
-    chance = (candidates.order.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
-    chance ^= chance >> np.uint64(29)
-    return candidates[_places((candidates.atoms, _bins(candidates.weights)), (chance, candidates.order)) == 0]
+    hashes = (candidates.order.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+    hashes ^= hashes >> np.uint64(29)
+    return candidates[_places((candidates.atoms, _bins(candidates.weights)), (hashes, candidates.order)) == 0]
 
 
 def _rows_at_quantiles(drawn: _Occurrences, histograms: np.ndarray) -> np.ndarray:
-    """The rows of ``drawn`` in the bins of :data:`QUANTILES` of their atoms, the largest weights first."""
+    """The rows of ``drawn`` in the bins that hold the :data:`QUANTILES` of their atoms, largest weights first."""
     cumulative = np.cumsum(histograms, axis=1)
     chosen = np.zeros(histograms.shape, dtype=bool)
     for quantile in QUANTILES:
@@ -238,7 +238,7 @@ def _rows_at_quantiles(drawn: _Occurrences, histograms: np.ndarray) -> np.ndarra
 def _chunks(
     token_blocks: Iterable[tuple[np.ndarray, csr_matrix]], num_atoms: int, num_types: int, window: int
 ) -> Iterator[tuple[csr_matrix, _Occurrences]]:
-    """The codes of several blocks at a time, with their non-zero entries."""
+    """Yield the codes of several blocks at a time, with their non-zero entries."""
     blocks: list[tuple[np.ndarray, csr_matrix]] = []
     done = tokens = entries = 0  # tokens before this chunk; tokens and entries in it
     for ids, codes in token_blocks:
@@ -272,7 +272,7 @@ def _stacked(blocks: Sequence[tuple[np.ndarray, csr_matrix]], num_atoms: int) ->
 
 
 def _occurrences(blocks: Sequence[np.ndarray], codes: csr_matrix, done: int, window: int) -> _Occurrences:
-    """The non-zero entries of the ``codes`` of some blocks of ids, before which there are ``done`` tokens."""
+    """The non-zero entries of the ``codes`` of some blocks of ids; ``done`` tokens precede the blocks."""
     margin = np.full(window + 1, NOTHING, dtype=np.int64)
     ids = np.concatenate([margin, *(part for ids in blocks for part in (ids, margin))])
     used = codes.data > 0
@@ -290,7 +290,7 @@ def _occurrences(blocks: Sequence[np.ndarray], codes: csr_matrix, done: int, win
 
 
 def _look_up_weights(kept: _Occurrences, codes: csr_matrix, done: int) -> None:
-    """Set the weights around the occurrences that are in ``codes``, before which there are ``done`` tokens."""
+    """Set the weights around the occurrences in ``codes``; ``done`` tokens precede the codes."""
     new = np.flatnonzero((kept.order >= done) & np.isnan(kept.weights_around[:, 0]))
     if not len(new):
         return
@@ -304,25 +304,25 @@ def _look_up_weights(kept: _Occurrences, codes: csr_matrix, done: int) -> None:
 
 
 def _keep_best(kept: _Occurrences, entries: _Occurrences, num_atoms: int, contexts: int) -> _Occurrences:
-    """The ``contexts`` occurrences of every atom to show; ``kept`` is what this returned for the earlier entries."""
+    """The ``contexts`` occurrences to show of each atom; ``kept`` is the result for the earlier entries."""
     types_kept = np.bincount(np.unique(np.stack([kept.atoms, kept.types]), axis=1)[0], minlength=num_atoms)
     bar = np.full(num_atoms, np.inf)
     np.minimum.at(bar, kept.atoms, kept.weights)
     bar[types_kept < contexts] = 0.0
     candidates = kept.joined(entries[np.flatnonzero(entries.weights > bar[entries.atoms])])
-    # each text once, and first the best of each type
+    # keep each text once; the best occurrence of each type comes first
     candidates = candidates[
         _places(
             (candidates.atoms, _window_hashes(candidates.windows[:, 1:-1])), (-candidates.weights, candidates.order)
         )
         == 0
     ]
-    of_known_type = _places((candidates.atoms, candidates.types), (-candidates.weights, candidates.order)) > 0
-    return candidates[_places((candidates.atoms,), (of_known_type, -candidates.weights, candidates.order)) < contexts]
+    repeats_type = _places((candidates.atoms, candidates.types), (-candidates.weights, candidates.order)) > 0
+    return candidates[_places((candidates.atoms,), (repeats_type, -candidates.weights, candidates.order)) < contexts]
 
 
 def _window_hashes(windows: np.ndarray) -> np.ndarray:
-    """A 64-bit number per window: equal for equal windows, and in practice only for them."""
+    """A 64-bit hash of each window; in practice, different windows have different hashes."""
     rng = np.random.default_rng(0)
     hashes = np.zeros(len(windows), dtype=np.uint64)
     for column in windows.T:
@@ -333,7 +333,7 @@ def _window_hashes(windows: np.ndarray) -> np.ndarray:
 
 
 def _places(groups: tuple[np.ndarray, ...], by: tuple[np.ndarray, ...]) -> np.ndarray:
-    """The place of each element among those that are equal in all ``groups``, sorted by the first of ``by``, ..."""
+    """The place of each element in its group (equal in all ``groups``), sorted by the keys ``by``, first key first."""
     order = np.lexsort((*reversed(by), *groups))
     positions = np.arange(len(order))
     begins = np.zeros(len(order), dtype=bool)
@@ -345,14 +345,14 @@ def _places(groups: tuple[np.ndarray, ...], by: tuple[np.ndarray, ...]) -> np.nd
 
 
 class _WindowReader:
-    """Reads windows of ids as text in whole words; the ends of sentences are shown as a pilcrow."""
+    """Turns windows of ids into text in whole words; a pilcrow shows the end of a sentence."""
 
     def __init__(self, symbols: Sequence[str]) -> None:
         self._symbols = symbols
         self._mark = word_mark(symbols)
 
     def context(self, occurrences: _Occurrences, row: int) -> Context:
-        """The text around an occurrence; words that the window cuts are left out, but for the word of the token."""
+        """The text around an occurrence, without words that the window cuts, except the word of the token."""
         window: list[int] = occurrences.windows[row].tolist()
         weights = occurrences.weights_around[row].tolist()
         middle = len(window) // 2
@@ -383,7 +383,7 @@ class _WindowReader:
         return re.sub(r"\s+", " ", text)
 
     def _begins_word(self, number: int) -> bool:
-        """Whether a token begins a word, or there is none."""
+        """Whether a token begins a word; True where the block has no token."""
         if number == NOTHING:
             return True
         symbol = self._symbols[number]
@@ -405,7 +405,7 @@ class _WindowReader:
 
 
 def _spaced(piece: str, mark: str) -> str:
-    """A piece as it stands in text, with a space before it if it begins a word."""
+    """A piece as it appears in text, with a space before it if it begins a word."""
     if mark:
         return piece.replace(mark, " ")
     return piece[2:] if piece.startswith(WORDPIECE_GOES_ON) and len(piece) > 2 else " " + piece
@@ -414,7 +414,7 @@ def _spaced(piece: str, mark: str) -> str:
 def render_report(
     summaries: Sequence[AtomSummary], *, title: str, facts: Mapping[str, str], output_path: PathLike
 ) -> None:
-    """Write summaries, and names and values of other facts, as one HTML page that needs no other file or network."""
+    """Write summaries and other facts (values by name) as a self-contained HTML page."""
     template = resources.files("mlsm_plugin.reports").joinpath(TEMPLATE).read_text(encoding="utf-8")
     rows = (
         f'<tr><th scope="row">{html.escape(str(name))}</th><td>{html.escape(str(value))}</td></tr>'
@@ -429,7 +429,7 @@ def render_report(
 
 
 def marks_legend(pieces: Sequence[str]) -> str:
-    """What the marks in some pieces mean, a sentence for each mark that occurs, and a space after each."""
+    """What the marks in some pieces mean: a sentence and a space for each mark that occurs."""
     meanings = {
         SENTENCEPIECE_BEGIN: "begins a word",
         BYTE_LEVEL_BEGIN: "begins a word",
@@ -440,11 +440,11 @@ def marks_legend(pieces: Sequence[str]) -> str:
 
 
 def _embedded_json(summaries: Sequence[AtomSummary]) -> str:
-    """The data of the page as JSON, escaped so that no text in it can end the script early; pieces stand in a table."""
+    """The data of the page as JSON, escaped so that no text ends the script early; rows refer to a table of pieces."""
     pieces: dict[str, int] = {}
 
-    def numbers(some: Iterable[str]) -> list[int]:
-        return [pieces.setdefault(piece, len(pieces)) for piece in some]
+    def numbers(texts: Iterable[str]) -> list[int]:
+        return [pieces.setdefault(piece, len(pieces)) for piece in texts]
 
     rows = []
     for summary in summaries:
@@ -469,12 +469,12 @@ def _embedded_json(summaries: Sequence[AtomSummary]) -> str:
         )
     data = {"keys": KEYS, "pieces": list(pieces), "rows": rows}
     text = json.dumps(data, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
-    text = LONE_SURROGATE.sub(lambda half: f"\\u{ord(half[0]):04x}", text)  # UTF-8 cannot hold it
+    text = LONE_SURROGATE.sub(lambda half: f"\\u{ord(half[0]):04x}", text)  # UTF-8 cannot encode it
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
 
 def _cells(context: Context, highest: float) -> list[str | float | list[int]]:
-    """Texts, weight and level of a context, then place, length and level of each mark."""
+    """The texts, weight and level of a context, then the start, length and level of each mark."""
     weight = context["weight"]
     cells: list[str | float | list[int]] = [context["left"], context["token"], context["right"], round(weight, 3)]
     cells.append(_level(weight, highest))
@@ -485,18 +485,18 @@ def _cells(context: Context, highest: float) -> list[str | float | list[int]]:
 
 
 def _level(weight: float, highest: float) -> int:
-    """The level of colour of a weight, from 1 to :data:`LEVELS` for the largest."""
+    """The level of colour of a weight: from 1 to :data:`LEVELS`, which ``highest`` gets."""
     return min(LEVELS, max(1, round(LEVELS * weight / highest)))
 
 
 def _bars(histogram: Sequence[int]) -> str:
-    """The height of each bar from 0 to 9, a digit each; a bin that is not empty has at least 1."""
+    """The heights of the bars, one digit from 0 to 9 each; at least 1 for a bin that is not empty."""
     highest = max(histogram, default=0)
     return "".join(str(0 if not count else max(1, round(9 * count / highest))) for count in histogram)
 
 
 def _script_hash(template: str) -> str:
-    """How the page's policy names the only script that may run, so that no other can."""
+    """The hash by which the page's security policy allows its own script, and no other."""
     script = template.partition("<script>")[2].partition("</script>")[0]
     return "sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
 

@@ -11,7 +11,7 @@ from mlsm_plugin.core.files.atomic_files import PathLike, atomic_open
 from mlsm_plugin.reports.training_log import NoProgressError
 
 SECONDS = 10.0
-QUIET = 600.0  # seconds; a run in parts says after each that it is over, and goes on
+QUIET = 600.0  # seconds; a run in parts logs its end after each part
 END = "done training"  # what fairseq-train logs last
 PAGE = """<!DOCTYPE html>
 <html lang="en">
@@ -30,24 +30,24 @@ PAGE = """<!DOCTYPE html>
 
 
 def watch(files: Sequence[Path], picture: PathLike, page: PathLike, draw: Callable[[], object]) -> None:
-    """Let ``draw`` write the PNG ``picture``, and write the ``page``, whenever a log grows, until all runs are over.
+    """Draw the PNG ``picture`` and write the ``page`` whenever a log grows, until all runs are over.
 
-    ``files`` are the logs; a run is over when fairseq-train says so, and logs nothing for ten minutes. ValueError as of
-    ``draw``, but a log without progress is waited for.
+    ``draw`` writes the picture; ``files`` are the logs. A run is over when fairseq-train has logged its end, and then
+    nothing for ten minutes. ValueError as for ``draw``, except that logs without progress are waited for.
     """
     title = ", ".join(map(str, files))
-    seen = None
+    drawn_sizes = None
     while True:
-        now = [file.stat().st_size for file in files]
+        sizes = [file.stat().st_size for file in files]
         quiet = all(time.time() - file.stat().st_mtime >= QUIET for file in files)
         over = quiet and all(END in file.read_text(encoding="utf-8", errors="replace")[-2000:] for file in files)
-        if now != seen or over:
+        if sizes != drawn_sizes or over:
             with suppress(NoProgressError):
                 draw()
                 _write_page(page, title, picture, over=over)
         if over:
             return
-        seen = now
+        drawn_sizes = sizes
         time.sleep(SECONDS)
 
 

@@ -13,13 +13,13 @@ CHECKPOINT = fields({"words": optional(whole()), "fields": ACCURACIES, "folders"
 
 
 def words_seen_by(name: PathLike) -> int | None:
-    """The words that a checkpoint called ``chck_10M`` has seen; None for other names."""
+    """The number of words that a checkpoint has seen, from a name such as ``chck_10M``; None for other names."""
     match = re.fullmatch(r"chck_(\d+)M", Path(name).name)
     return int(match.group(1)) * 1_000_000 if match else None
 
 
 def accuracies_of(figures: Mapping[str, Any]) -> dict[str, float]:
-    """What a table and a plot show of the figures of ``evaluate_pairs``: of fields, folders, and the mean of these."""
+    """The accuracies of ``evaluate_pairs`` for a table or plot: of fields, of folders, and the mean of the folders."""
     shown = {name: group["accuracy"] for name, group in figures["fields"].items()}
     for folder, group in figures["folders"].items():
         name = Path(folder).name or folder
@@ -28,9 +28,9 @@ def accuracies_of(figures: Mapping[str, Any]) -> dict[str, float]:
 
 
 def read_accuracies(path: PathLike) -> dict[str, list[tuple[int, float]]] | None:
-    """The curves in what ``mlsm evaluate pairs --output`` wrote for several models: (words, accuracy) by name.
+    """The curves in a file of ``mlsm evaluate pairs --output`` on several models: (words, accuracy) pairs by name.
 
-    None if the file is not JSON with models, as a log. ValueError if no name of a model says its words.
+    None if the file is not JSON with models, but a log, for example. ValueError if no model name gives its words.
     """
     try:
         content = read_json(path)

@@ -1,4 +1,4 @@
-"""The output tokens that an atom raises and lowers: its direction in a latent head through the masked-LM head."""
+"""The output tokens that an atom raises and lowers: the masked-LM head applied to its row of the latent head."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -14,14 +14,14 @@ from mlsm_plugin.huggingface.latent_semantic_model import read_latent_head
 from mlsm_plugin.huggingface.pretraining_model import head_of
 from mlsm_plugin.reports.latent_report import AtomSummary
 
-TOKENS = 5  # of each kind
-OFTEN = 20  # occurrences of a token whose row in the head is well trained
+TOKENS = 5  # raised, and as many lowered
+OFTEN = 20  # with this many occurrences, a token's row in the head is well trained
 ATOMS_AT_ONCE = 256
 Block = tuple[np.ndarray, csr_matrix]
 
 
 class CountedBlocks:
-    """Blocks of ids and codes that are read once; ``counts`` ``(num_types,)`` are of the coded tokens in them."""
+    """Iterates over blocks of ids and codes once; ``counts``, ``(num_types,)``, counts their coded tokens."""
 
     def __init__(self, blocks: Iterable[Block], num_types: int) -> None:
         self._blocks = blocks
@@ -42,17 +42,18 @@ def set_raised_tokens(
     symbols: Sequence[str],
     counts: np.ndarray,
 ) -> None:
-    """Set the tokens whose logits grow and fall most where the model moves towards predicting an atom.
+    """Set the tokens whose logits rise and fall most as the model moves towards predicting an atom.
 
     Both heads read the same transformed hidden state, so the direction is the row of the atom in the latent head
-    against the mean of all rows, which changes no prediction of atoms.
+    minus the mean of all rows. The mean itself changes no prediction of atoms.
 
     Args:
         summaries: of all atoms.
         directions: ``(n_atoms, width)``, the rows of the latent head.
         project: from transformed hidden states ``(n, width)`` to logits of tokens ``(n, V)``, linear.
         symbols: the piece of every token type.
-        counts: ``(V,)`` of the tokens in the text; rare ones were hardly trained, and are left out if there are others.
+        counts: ``(V,)``, of the tokens in the text. Rare tokens were hardly trained; they are left out if enough
+            tokens are frequent.
     """
     centred = directions.float() - directions.float().mean(dim=0)
     origin = project(torch.zeros_like(centred[:1]))
@@ -73,12 +74,12 @@ def set_raised_tokens(
 def set_raised_tokens_of_folder(
     summaries: Sequence[AtomSummary], folder: Path, symbols: Sequence[str], counts: np.ndarray
 ) -> None:
-    """:func:`set_raised_tokens` with the heads of a Hugging Face folder; nothing is set where it lacks one of them."""
+    """:func:`set_raised_tokens` with the heads of a Hugging Face folder; does nothing if one is missing."""
     latent = read_latent_head(folder / LATENT_HEAD)
     if latent is None or len(latent["weight"]) != len(summaries):
         return
     try:
         head = head_of(load_masked_lm(folder).eval())
-    except ValueError:  # an encoder alone
+    except ValueError:  # an encoder without a head
         return
     set_raised_tokens(summaries, latent["weight"], head.project, symbols, counts)

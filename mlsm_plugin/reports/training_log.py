@@ -1,4 +1,4 @@
-"""Read the curves of trainings from fairseq's logs (simple or JSON), and draw them."""
+"""Read the curves of training runs from fairseq's logs (simple or JSON), and draw them."""
 
 import logging
 import math
@@ -43,7 +43,7 @@ NUMBER = r"[-+]?(?:\d+\.?\d*(?:e[-+]?\d+)?|inf|nan)"
 
 
 class NoProgressError(ValueError):
-    """A log has no line of fairseq's progress, or none yet."""
+    """A log has no progress line of fairseq, or none yet."""
 
 
 @dataclass
@@ -51,9 +51,9 @@ class TrainingLog:
     """The curves of a run.
 
     Attributes:
-        train: for each metric its (update, value) pairs, in order.
-        valid: the same for validation; ``best_`` values are left out. Of several subsets, ``valid`` or else the first.
-        unit: what is counted on the x axis: updates, or words in the place of each update.
+        train: the (update, value) pairs of each metric, in order.
+        valid: the same for validation, without ``best_`` values. Of several subsets, ``valid`` or else the first.
+        unit: unit of the x axis: updates, or words instead of updates.
     """
 
     train: dict[str, list[tuple[int, float]]] = field(default_factory=dict)
@@ -68,10 +68,10 @@ class TrainingLog:
 
 
 def read_training_log(path: PathLike) -> TrainingLog:
-    """Read the log of a run, which may have been stopped and resumed; for repeated updates the later value wins.
+    """Read the log of a run, which may have been stopped and resumed; if an update is repeated, the later value wins.
 
-    The JSON of ``mlsm evaluate pairs`` over checkpoints gives accuracies over words. ValueError if the log has no line
-    of fairseq's progress (:class:`NoProgressError`), or as for :func:`read_accuracies`.
+    The JSON of ``mlsm evaluate pairs`` over checkpoints gives accuracies over words. ValueError if the log has no
+    progress line of fairseq (:class:`NoProgressError`), or as for :func:`read_accuracies`.
     """
     if Path(path).suffix == ".json" and (accuracies := read_accuracies(path)) is not None:
         return TrainingLog(valid=accuracies, unit="words seen")
@@ -99,9 +99,9 @@ def _append(curve: list[tuple[int, float]], update: int, value: float) -> None:
 
 
 def _entries(lines: Iterator[str]) -> Iterator[tuple[str | None, dict[str, float]]]:
-    """(validation subset or None, values by name) of each line that has values; ``num_updates`` is one of them."""
+    """Yield (validation subset or None, values by name) for each line with values, including ``num_updates``."""
     for line in lines:
-        if not line.endswith("\n"):  # it is still being written, or was cut: so may be its last number
+        if not line.endswith("\n"):  # still being written, or cut off, perhaps within a number
             return
         message = re.sub(r"^\S+ \S+ \| INFO \| \S+ \| ", "", line.strip())
         if message.startswith("{"):
@@ -131,12 +131,12 @@ def _json_entry(message: str) -> Iterator[tuple[str | None, dict[str, float]]]:
         yield None, values
         return
     for subset in (name.removesuffix("_num_updates") for name in values if name.endswith("_num_updates")):
-        if subset != "train":  # the means of an epoch
+        if subset != "train":  # train has the means of an epoch
             yield subset, {name.removeprefix(f"{subset}_"): value for name, value in values.items()}
 
 
 def log_file_of(run: PathLike) -> Path:
-    """The log of a run: the file ``run``, or in the folder ``run`` its ``train.log`` or its only ``*.log``."""
+    """The log of a run: the file ``run``, or, in the folder ``run``, ``train.log`` or else the only ``*.log``."""
     path = Path(run)
     if path.is_file():
         return path
@@ -155,10 +155,10 @@ def log_file_of(run: PathLike) -> Path:
 def draw_curves(
     logs: Sequence[tuple[str, TrainingLog]], output: PathLike, *, metrics: Sequence[str] | None = None, dpi: int = 110
 ) -> int:
-    """Draw the curves of runs, by their names, over each other, as a PNG file; returns the number of panels.
+    """Draw the curves of named runs into the same panels of a PNG file; returns the number of panels.
 
-    Each of the ``metrics`` (None: all of the objective) has a panel; learning rate, gradient norm and speed follow.
-    ValueError if no run has logged a metric, or matplotlib is missing.
+    Each of the ``metrics`` (None: all metrics of the objective) has a panel; learning rate, gradient norm and speed
+    follow. ValueError if no run has logged a metric, or matplotlib is missing.
     """
     logging.getLogger("matplotlib").setLevel(logging.WARNING)
     try:
@@ -174,7 +174,7 @@ def draw_curves(
     columns = min(3, len(panels))
     rows = math.ceil(len(panels) / columns)
     Path(output).parent.mkdir(parents=True, exist_ok=True)
-    with rc_context({"text.parse_math": False}):  # a dollar in a run's name is a dollar
+    with rc_context({"text.parse_math": False}):  # a dollar sign in a run's name is no formula
         figure = Figure(figsize=(5 * columns, 3.4 * rows + 0.5), layout="constrained")
         for axis, name in zip(figure.subplots(rows, columns, squeeze=False).flat, panels, strict=False):
             _draw_panel(axis, name, logs)
