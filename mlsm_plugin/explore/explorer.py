@@ -1,4 +1,4 @@
-"""What the page shows of a text, as data: the properties of its tokens, what masks predict, and search results."""
+"""The data behind the page: the properties of a text's tokens, the predictions for its masks, and search results."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from mlsm_plugin.retrieval.phrase_filling import PhraseCandidate
 
 MASK = "<mask>"
-MOST_CHARACTERS = 5000  # of a text
+MOST_CHARACTERS = 5000  # in a text
 
 
 @dataclass(frozen=True)
 class Property:
-    """A latent property of a token, or one that is predicted for a mask."""
+    """A latent property of a token, or a property predicted for a mask."""
 
     atom: int
     name: str
@@ -40,7 +40,7 @@ class Property:
 
 @dataclass(frozen=True)
 class ReadToken:
-    """A token of a text with its strongest properties; for a mask, they are those that are predicted."""
+    """A token of a text with its strongest properties; the properties of a mask are predicted."""
 
     text: str
     properties: tuple[Property, ...]
@@ -49,14 +49,14 @@ class ReadToken:
 
 
 class Explorer:
-    """A model with its codes, perhaps a masked-LM head, and perhaps an index of documents.
+    """A model with its codes, and optionally a masked-LM head, an index of documents, and a datastore of phrases.
 
     Args:
-        coder: of the tokens of a text.
-        masked_tokens: what predicts tokens; None: nothing does.
-        names: of atoms; an atom without one is called by its number.
-        index: the documents to search, of the same ``coder``; None: there are none.
-        phrases: what retrieves phrases for masks; None: nothing does.
+        coder: codes the tokens of a text.
+        masked_tokens: predicts tokens for masks; None: no tokens are predicted.
+        names: names of atoms; an atom without a name is called by its number.
+        index: documents to search, indexed with the same ``coder``; None: there is no search.
+        phrases: retrieves phrases for masks; None: no phrases are retrieved.
     """
 
     def __init__(
@@ -90,9 +90,9 @@ class Explorer:
         return self._names.get(atom) or f"property {atom}"
 
     def read(self, text: str, *, properties: int = 5, predictions: int = 8) -> list[ReadToken]:
-        """The tokens of a text in which ``<mask>`` stands for masked ones, as does the mask of the tokenizer.
+        """The tokens of a text; in it, ``<mask>`` or the tokenizer's own mask stands for a masked token.
 
-        ValueError if the text is empty, too long or no text, or the tokenizer finds no token in it.
+        ValueError if the text is empty, too long or not text, or the tokenizer finds no token in it.
         """
         text = self._checked(text)
         tokenizer = self.coder.tokenizer
@@ -115,14 +115,14 @@ class Explorer:
         ]
 
     def search(self, text: str, *, mode: str = "both", count: int = 5) -> list[Hit]:
-        """The best documents for a text without its masks; reasons have the names of this explorer.
+        """The best documents for a text without its masks; the reasons use the names of this explorer.
 
-        ValueError as of :meth:`.SearchIndex.search`, or if there is no index, or the text has only masks.
+        ValueError as for :meth:`.SearchIndex.search`, if there is no index, or if the text has only masks.
         """
         if self.index is None:
             raise ValueError("there is no index to search")
         query = self._checked(text)
-        if self.has_mask or self.phrases is not None:  # else <mask> is text like any other
+        if self.has_mask or self.phrases is not None:  # otherwise, <mask> is ordinary text
             query = query.replace(MASK, " ")
         if not query.strip():
             raise ValueError("the text has only masks; add words to search for")
@@ -130,7 +130,7 @@ class Explorer:
         return [self._with_names(hit) for hit in hits]
 
     def phrases_of(self, text: str) -> "list[list[PhraseCandidate]]":
-        """The phrases for each mask of a text; ValueError if there is no datastore, or as of :class:`Phrases`."""
+        """The phrases for each mask of a text; ValueError if there is no datastore, or as for :class:`Phrases`."""
         if self.phrases is None:
             raise ValueError("there is no datastore of phrases")
         return self.phrases.of_masks(self._checked(text))
@@ -176,18 +176,19 @@ def open_explorer(
     """Open a model for the page.
 
     Args:
-        model: Hugging Face folder or hub name; or the output folder of ``mlsm adapt``.
-        dictionary: of a layer of the model; None: the latent head of the model predicts the codes.
-        index: that ``mlsm search index`` wrote with the same model and dictionary.
-        names: file or folder of :func:`.read_names`.
-        text: from which properties without a name are called by their most telling tokens; None: by those of the
-            index, or of the text of the adaptation.
-        datastore: that ``mlsm npm datastore`` made with ``npm_checkpoint``, from which phrases are retrieved for masks.
+        model: Hugging Face folder or hub name, or output folder of ``mlsm adapt``.
+        dictionary: dictionary of a layer of the model; None: the latent head of the model predicts the codes.
+        index: index that ``mlsm search index`` wrote with the same model and dictionary.
+        names: file or folder for :func:`.read_names`.
+        text: text file whose most telling tokens label the properties without a name; None: the labels come from the
+            index, or from the text of the adaptation.
+        datastore: datastore that ``mlsm npm datastore`` made with ``npm_checkpoint``; it has the phrases for masks.
         npm_checkpoint: run or checkpoint of fairseq.
-        device: of the models; None: the GPU if there is one.
+        device: device of the models; None: the GPU if there is one.
 
     Raises:
-        ValueError: the model cannot be read, has neither a latent head nor a dictionary, or does not fit the others.
+        ValueError: the model cannot be read, has neither a latent head nor a dictionary, or does not fit the other
+            files.
         OSError: a file does not exist.
     """
     if (datastore is None) is not (npm_checkpoint is None):
@@ -217,7 +218,7 @@ def open_explorer(
 
 
 def _masked_tokens(model: PathLike, coder: TextCoder) -> MaskedTokens | None:
-    """The masked LM of a model; None if it has no trained head, as an encoder alone."""
+    """The masked LM of a model; None if it has no trained head (an encoder alone) or no mask."""
     if coder.tokenizer.mask_id is None:
         return None
     try:

@@ -1,4 +1,4 @@
-"""The parts of the page as HTML; every text of a user, a model or a document is escaped."""
+"""The parts of the page as HTML; all text from users, models and documents is escaped."""
 
 from collections.abc import Sequence
 from html import escape
@@ -61,14 +61,14 @@ def masks_html(tokens: Sequence[ReadToken], *, predicts_tokens: bool) -> str:
 
 
 def hits_html(hits: Sequence[Hit]) -> str:
-    """Search results with the properties and words that they share with the query, and the tokens that have them."""
+    """Search results, the properties and words they share with the query, and the tokens with these properties."""
     if not hits:
         return note_html("No document shares a property or a word with the text.")
     return f'<ol class="mlsm-hits">{"".join(_hit(hit) for hit in hits)}</ol>'
 
 
 def phrases_html(of_masks: "Sequence[Sequence[PhraseCandidate]]") -> str:
-    """The phrases for each mask with their sources, in which the phrase is marked."""
+    """The phrases for each mask, with their sources; each source has its phrase marked."""
     parts = []
     for number, phrases in enumerate(of_masks, 1):
         heading = f"<h4>Mask {number}</h4>" if len(of_masks) > 1 else ""
@@ -83,7 +83,7 @@ def _phrase(candidate: "PhraseCandidate") -> str:
 
 
 def _source(context: str) -> str:
-    """The text around a phrase, which stands between ``[[`` and ``]]``."""
+    """A source as HTML; in ``context``, the phrase is between ``[[`` and ``]]``."""
     before, _, rest = context.partition("[[")
     phrase, _, after = rest.partition("]]")
     return f"{escape(before)}<mark>{escape(phrase)}</mark>{escape(after)}"
@@ -108,7 +108,7 @@ def _reason(reason: Reason) -> str:
 
 
 def marked_text(text: str, places: Sequence[tuple[int, int]]) -> str:
-    """The beginning of a text as HTML, with the characters of some places marked."""
+    """The beginning of a text as HTML, with the character spans in ``places`` marked."""
     shown = text[:SHOWN_CHARACTERS]
     parts = []
     done = 0
@@ -133,7 +133,7 @@ def _properties(properties: Sequence[Property]) -> str:
 
 
 def _bar(text: str, share: float, title: str = "") -> str:
-    """A text with a bar behind it as wide as its share, from 0 to 1."""
+    """A text with a bar behind it; the width of the bar is the share, from 0 to 1."""
     percent = min(max(100 * share, 0.0), 100.0)
     return (
         f'<li title="{escape(title or text)}"><span class="mlsm-bar" style="width:{percent:.1f}%"></span>'

@@ -1,4 +1,4 @@
-"""The tokens that a masked LM of Hugging Face predicts for the masks of a text."""
+"""The tokens that a Hugging Face masked LM predicts for the masks in a text."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from mlsm_plugin.huggingface.pretraining_model import head_of
 
 
 class MaskedTokens:
-    """A masked LM with a trained head; ValueError says why a folder has none."""
+    """A masked LM with a trained head; ValueError, with the reason, if the folder has none."""
 
     def __init__(self, folder: Path, tokenizer: HuggingFaceTokenizer, device: torch.device) -> None:
         model = load_masked_lm(folder)
@@ -23,9 +23,9 @@ class MaskedTokens:
 
     @torch.no_grad()
     def predicted(self, ids: list[int], count: int) -> list[list[tuple[str, float]]]:
-        """For each mask among the ids of a text, the likeliest tokens with their probabilities; special ones left out.
+        """For each mask among the ids of a text, the likeliest tokens except special tokens, with their probabilities.
 
-        The ids are without those that begin and end a text, and at most as many as the model has positions for.
+        ``ids`` does not include the tokens that begin and end a text, and must fit into the positions of the model.
         """
         surrounded = torch.tensor(self._tokenizer.surrounded(ids))
         is_mask = surrounded.eq(self._mask_id)

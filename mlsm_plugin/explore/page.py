@@ -1,4 +1,4 @@
-"""The page with gradio: text in, the HTML of :mod:`.html` out."""
+"""The gradio page: it takes text, and shows the HTML of :mod:`.html`."""
 
 import os
 from typing import TYPE_CHECKING
@@ -30,7 +30,7 @@ def import_gradio() -> "ModuleType":
 
 
 def answer(explorer: Explorer, text: str) -> tuple[str, str]:
-    """The tokens of a text and what its masks predict, as HTML; a problem with the text is the first of both."""
+    """The tokens of a text and the predictions for its masks, as HTML; a problem with the text replaces the tokens."""
     try:
         tokens = explorer.read(text)
     except ValueError as error:
@@ -58,7 +58,7 @@ def results(explorer: Explorer, text: str, mode: str) -> str:
 
 
 def make_page(explorer: Explorer) -> "Blocks":
-    """The page of a model; ``launch()`` of the result serves it, as on a Space.
+    """The page of a model; ``launch()`` on the result serves it, for example on a Space.
 
     ValueError if gradio is not installed.
     """
@@ -99,8 +99,8 @@ def make_page(explorer: Explorer) -> "Blocks":
 def serve(explorer: Explorer, port: int | None = None) -> None:
     """Serve the page on this machine only, until it is interrupted; prints its address.
 
-    ``port``: None for the first free one from 7860 on. ValueError if gradio is not installed; OSError if the port is
-    taken.
+    With ``port`` None, it takes the first free port from 7860 on. ValueError if gradio is not installed; OSError if the
+    port is taken.
     """
     page = make_page(explorer)
     try:

@@ -1,4 +1,4 @@
-"""The phrases of a datastore for the masks of a text, by an NPM checkpoint of fairseq, which they need."""
+"""Phrases from a datastore for the masks of a text; needs fairseq and an NPM checkpoint."""
 
 from typing import TYPE_CHECKING
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class Phrases:
-    """A datastore with the checkpoint that it was made with; ValueError if it was made with another one."""
+    """A datastore and the checkpoint that made it; ValueError if another checkpoint made it."""
 
     def __init__(self, checkpoint: PathLike, datastore: PathLike, *, device: Device = None) -> None:
         from mlsm_plugin.hub import checkpoint_of, from_pretrained
@@ -25,5 +25,5 @@ class Phrases:
         self._filler = PhraseFiller(interface, store)
 
     def of_masks(self, text: str, count: int = 5) -> "list[list[PhraseCandidate]]":
-        """The best phrases for each ``<mask>``, with their sources; ValueError as of :meth:`.PhraseFiller.encode`."""
+        """The best phrases for each ``<mask>``, with their sources; ValueError as for :meth:`.PhraseFiller.encode`."""
         return self._filler.fill(text, topk=count)

@@ -1,4 +1,4 @@
-"""The labels of properties for the page: their most telling tokens, in a text or in the text of an adaptation."""
+"""The labels of properties for the page: their most telling tokens in a text, or in the text of an adaptation."""
 
 from itertools import islice
 from pathlib import Path
@@ -13,13 +13,13 @@ from mlsm_plugin.reports.adapted_texts import coded_blocks, coded_part
 from mlsm_plugin.search.labels import labels_of, token_weights
 from mlsm_plugin.search.text_codes import TextCoder
 
-MOST_LINES = 5000  # of a text, from its beginning
+MOST_LINES = 5000  # to read from the beginning of a text
 LINES_AT_ONCE = 200
-MOST_TOKENS = 300_000  # of the text of an adaptation
+MOST_TOKENS = 300_000  # to read from the text of an adaptation
 
 
 def labels_of_text(path: PathLike, coder: TextCoder) -> list[str]:
-    """The label of each atom in the first 5,000 lines of a text file; errors are those of :func:`.read_lines`."""
+    """The label of each atom in the first 5,000 lines of a text file; raises the errors of :func:`.read_lines`."""
     lines = [line for line in islice(read_lines(path), MOST_LINES) if line]
     vocabulary = coder.tokenizer.largest_id + 1
     weights = sp.csr_matrix((coder.num_atoms, vocabulary))
@@ -33,7 +33,7 @@ def labels_of_text(path: PathLike, coder: TextCoder) -> list[str]:
 
 
 def labels_of_adaptation(folder: Path, tokenizer: HuggingFaceTokenizer) -> list[str]:
-    """The label of each atom in the text of an adaptation; none if it made no codes."""
+    """The label of each atom in the text of an adaptation; an empty list if it made no codes."""
     try:
         part = coded_part(folder, "train")
     except ValueError:
