@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
-    """Adds a default to the help of an option that has one and does not describe it."""
+    """Adds the default of an option to its help, unless the help already describes it."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         if action.default in (None, False, []) or "(default" in (action.help or ""):
@@ -22,13 +22,13 @@ class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
 
 
 def add_described(commands: "Commands", name: str, summary: str) -> argparse.ArgumentParser:
-    """Add a command or an action with one line of help to those of a parser."""
+    """Add a command or an action, with one line of help, to ``commands``."""
     text = f"{summary[0].upper()}{summary[1:]}."
     return commands.add_parser(name, help=summary, description=text, formatter_class=HelpFormatter, allow_abbrev=False)
 
 
 def actions_of(parser: argparse.ArgumentParser) -> Callable[..., argparse.ArgumentParser]:
-    """A function that adds an action to a command: name, one line of help, function to run; returns its parser."""
+    """A function that adds an action from its name, one line of help and the function to run; returns its parser."""
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
 
     def add(name: str, summary: str, run: Callable[[argparse.Namespace, list[str]], int]) -> argparse.ArgumentParser:
@@ -40,6 +40,6 @@ def actions_of(parser: argparse.ArgumentParser) -> Callable[..., argparse.Argume
 
 
 def add_push_options(parser: "Parser") -> None:
-    """Add the options of a push to the hub."""
+    """Add the options for pushing to the hub."""
     parser.add_argument("--dry-run", action="store_true", help="print what would be pushed, and push nothing")
     parser.add_argument("--private", action="store_true", help="create a private repository")

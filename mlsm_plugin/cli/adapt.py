@@ -17,7 +17,7 @@ from mlsm_plugin.core.files.settings import options_of
 from mlsm_plugin.core.hidden_states.settings import ModelRun
 
 EPOCHS = 3.0
-OF_CODES = {name: options_of(LearningSettings)[name].default for name in OF_LEARNING if name != "seed"}  # with defaults
+OF_CODES = {name: options_of(LearningSettings)[name].default for name in OF_LEARNING if name != "seed"}  # defaults
 OF_CODES["coder"] = "topk"
 
 
@@ -69,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def needs_fairseq(args: argparse.Namespace) -> bool:
-    """It never does."""
+    """The command never needs fairseq."""
     return False
 
 
@@ -101,7 +101,7 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
             args,
             layer=layer,
             fp16=training.in_bf16,
-            batch_size=None,  # this flag and the next are the Trainer's
+            batch_size=None,  # --batch-size and --learning-rate belong to the Trainer
             learning_rate=None,
         )
     else:
@@ -122,7 +122,7 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
     with torch_threads(args.threads):
         figures = adapt(settings, quality)
     if torch.distributed.is_available() and torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()  # its threads can abort a process that ends without this
+        torch.distributed.destroy_process_group()  # otherwise, its threads can abort the process at its end
     if process_rank(None, None, os.environ).rank == 0:
         _print_figures(figures, args.output)
         if args.push_to_hub:
@@ -131,7 +131,7 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
 
 
 def _check_push(args: argparse.Namespace) -> None:
-    """Raise ValueError if the model could not be pushed in the end."""
+    """Raise ValueError if the finished model could not be pushed."""
     from mlsm_plugin.core.files.hub_repository import check_can_push
 
     if args.push_to_hub is None and (args.dry_run or args.private):
@@ -151,7 +151,7 @@ def _push(args: argparse.Namespace) -> None:
 
 
 def _fill_in_recipe(args: argparse.Namespace) -> None:
-    """Set what depends on whether the model has random weights, and is not on the command line."""
+    """Set the options that depend on random initialization, unless the command line sets them."""
     from mlsm_plugin.huggingface.adaptation import COLLATORS, MASKS_OF_STUDENT, TRAINING_OF_STUDENT
     from mlsm_plugin.huggingface.collators import Masking
     from mlsm_plugin.huggingface.training import TrainingSettings
@@ -169,7 +169,7 @@ def _fill_in_recipe(args: argparse.Namespace) -> None:
 
 
 def _print_quality(quality: JsonObject) -> None:
-    """Print what was measured of the models before and after."""
+    """Print the quality of the models before and after."""
     from mlsm_plugin.evaluation.quality_tables import table_of
 
     if quality["models"]:
@@ -191,7 +191,7 @@ def _print_figures(figures: dict[str, JsonObject], output: str) -> None:
 
 
 def _usage(output: Path, *, fills_masks: bool) -> str:
-    """A command that shows what the model does, on sentences of the held-out text."""
+    """A command that tries the model on sentences of the held-out text."""
     from mlsm_plugin.huggingface.adaptation import HELD_OUT_TEXT, MODEL
     from mlsm_plugin.huggingface.sentence_modules import MODULES_FILE
 

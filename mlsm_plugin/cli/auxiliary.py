@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, extra: list[str]) -> int:
-    """Train and list the checkpoints that were kept."""
+    """Train, and list the kept checkpoints."""
     from mlsm_plugin.fairseq_plugin.pipelines.pretraining import pretrain, separate_words
 
     check_positive(args, "max_update")

@@ -48,7 +48,7 @@ def add_train_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("text_dir", metavar="TEXT_DIR", help=text)
     add_output(parser, "folder of the run: dataset, model, ledger, and the exported checkpoints")
     add_settings(parser, BabylmSettings)
-    add_arch(parser, default="mlsm_deberta_small")  # learns most from each word: docs/speed.md
+    add_arch(parser, default="mlsm_deberta_small")  # this model learns most from each word: docs/speed.md
     add_settings(parser, TokenizerSettings, only=("vocab_size",), defaults={"vocab_size": 16_000})
     add_workers(parser)
     add_settings(parser.add_argument_group("dictionary and codes of mlsm+mlm"), LearningSettings, only=OF_CODES)
@@ -57,7 +57,7 @@ def add_train_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run_train(args: argparse.Namespace, extra: list[str]) -> int:
-    """Train what is missing, and print the ledger."""
+    """Run the missing steps of the training, and print the ledger."""
     from mlsm_plugin.babylm.training import train
 
     result = train(
@@ -71,11 +71,11 @@ def run_train(args: argparse.Namespace, extra: list[str]) -> int:
         flags=[*extra, *user_dir_flags(args)],
         workers=args.workers,
     )
-    if result is None:  # the first rank prints it
+    if result is None:  # only the first rank prints
         return 0
-    ledger, early = result
+    ledger, early_end = result
     print(f"\n{ledger.table()}")
-    print(early or f"\nthe run is complete; check it with: mlsm babylm check {args.output}")
+    print(early_end or f"\nthe run is complete; check it with: mlsm babylm check {args.output}")
     return 0
 
 
@@ -95,7 +95,7 @@ def run_check(args: argparse.Namespace, extra: list[str]) -> int:
 
 
 def run_push(args: argparse.Namespace, extra: list[str]) -> int:
-    """Push what the repository lacks; prints a line for each branch."""
+    """Push the branches that the repository lacks; prints a line for each."""
     from mlsm_plugin.babylm.publishing import push
 
     for line in push(args.run_folder, args.repository, private=args.private, dry_run=args.dry_run):

@@ -33,13 +33,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def needs_fairseq(args: argparse.Namespace) -> bool:
-    """Whether the dataset is one of fairseq."""
+    """Whether the dataset is for fairseq."""
     return bool(args.format == FAIRSEQ)
 
 
 def run(args: argparse.Namespace, extra: list[str]) -> int:
     """Binarize the splits and print their statistics."""
-    settings_of(KnownText, args)  # raises if it is no share
+    settings_of(KnownText, args)  # raises ValueError if --max-unk-rate is not a share
     if args.format == SEQUENCES:
         return _write_sequences(args)
     from mlsm_plugin.fairseq_plugin.text.binarize import binarize

@@ -12,15 +12,16 @@ from mlsm_plugin.core.hidden_states.settings import BlockSettings
 
 OF_THE_DICTIONARY = "what the dictionary was learned with"
 ITS_LAYER = {"layer": Depends("the one that the dictionary was learned from")}
-# the fields of LearningSettings that the commands of a whole chain have
+# the fields of LearningSettings that are options of commands with several steps
 OF_LEARNING = ("coder", "atoms", "lambda_", "iterations", "k", "matryoshka", "tokens", "seed")
 OF_THE_MODEL = "what the model can take, at most 512"
 
 
 def output_folder(text: str) -> str:
-    """The name of a folder, which need not exist. argparse does not catch the error, which ends the command early.
+    """The name of a folder, which need not exist yet.
 
-    OSError if it is empty, or it or a folder above it is a file.
+    OSError if the name is empty, or the folder or a folder above it is a file. argparse does not catch this error, so
+    it ends the command early.
     """
     if not text:
         raise FileNotFoundError("the name of the folder to write to is empty")
@@ -36,7 +37,7 @@ def add_output(parser: Parser, help: str) -> None:
 
 
 def add_auxiliary(parser: Parser) -> None:
-    """Add the option that names the model whose hidden states are read."""
+    """Add the option for the model whose hidden states are read."""
     text = (
         "auxiliary model: a fairseq checkpoint, or hf:PATH, the folder or hub name of a BERT- or RoBERTa-like "
         "Hugging Face model (its text must be binarized with `mlsm binarize --tokenizer hf:PATH`)"
@@ -51,12 +52,12 @@ def add_checkpoint(
     metavar: str = "PT",
     help: str = "checkpoint of the model, or its folder",
 ) -> None:
-    """Add the option that names a model of fairseq."""
+    """Add the option for a fairseq model."""
     parser.add_argument("--checkpoint", required=True, nargs=nargs, metavar=metavar, help=help)
 
 
 def add_device(parser: Parser) -> None:
-    """Add the option for the device of a model, for commands that have no other options of a run."""
+    """Add the option for the device of a model, for commands without other options of ``ModelRun``."""
     parser.add_argument("--device", help="torch device (default: the GPU if there is one)")
 
 
@@ -66,7 +67,7 @@ def add_data(parser: Parser, help: str) -> None:
 
 
 def add_texts(parser: Parser, *, valid: bool = False) -> None:
-    """Add the texts of the splits; with ``valid``, validation text is required, too."""
+    """Add the texts of the splits; with ``valid``, validation text is required."""
     text = "training text: UTF-8, plain or .gz, .bz2, .xz, one sentence a line, blank lines between documents"
     parser.add_argument("--train", nargs="+", required=True, metavar="FILE", help=text)
     parser.add_argument("--valid", nargs="+", required=valid, default=[], metavar="FILE", help="validation text")
@@ -81,7 +82,7 @@ def add_workers(parser: Parser) -> None:
 
 
 def add_run(parser: Parser) -> None:
-    """Add the options for the datasets, the folder, the model and the updates of a pre-training."""
+    """Add the options for the datasets, folder, architecture and updates of a pre-training run."""
     parser.add_argument(
         "data_bin",
         metavar="DATA_BIN",
@@ -96,7 +97,7 @@ def add_run(parser: Parser) -> None:
 
 
 def add_arch(parser: Parser, default: str | None = None) -> None:
-    """Add the architecture of a model that is pre-trained."""
+    """Add the architecture of the model to pre-train."""
     parser.add_argument(
         "--arch",
         default=default,
@@ -106,7 +107,7 @@ def add_arch(parser: Parser, default: str | None = None) -> None:
 
 
 def add_keep_at(parser: Parser) -> None:
-    """Add the option for the checkpoints of the auxiliary model that are kept."""
+    """Add the option for which checkpoints of the auxiliary model are kept."""
     text = (
         "percentages of the updates after which a checkpoint is kept; a partially trained model can be useful, too "
         "(default: 10 25 50 100; the one after the last update is always kept). A run that ends earlier, by "
@@ -136,7 +137,7 @@ def block_settings(args: argparse.Namespace, model: str, learned: Mapping[str, o
     """The block settings of the command line.
 
     Args:
-        args: has the options of :func:`add_block_options` that the command line sets.
+        args: parsed arguments; options of :func:`add_block_options` that the command line does not set are missing.
         model: name of the model; its length is the default if nothing else sets it.
         learned: the block settings that a dictionary was learned with; they take precedence over the model.
     """
@@ -150,7 +151,7 @@ def block_settings(args: argparse.Namespace, model: str, learned: Mapping[str, o
 
 
 def user_dir_flags(args: argparse.Namespace) -> list[str]:
-    """The flag that passes the folder of the user's own plugin to another command."""
+    """The flag that passes the folder of the user's plugin on to another command."""
     return ["--user-dir", args.user_dir] if args.user_dir else []
 
 
@@ -163,7 +164,7 @@ def add_share_options(parser: Parser) -> None:
 
 
 def check_positive(args: argparse.Namespace, *names: str) -> None:
-    """Raise ValueError if an option is given and not a positive, finite number."""
+    """Raise ValueError if an option is set, but is not a positive, finite number."""
     for name in names:
         value = getattr(args, name)
         if value is not None and not 0 < value < math.inf:

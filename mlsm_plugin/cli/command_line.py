@@ -9,8 +9,8 @@ MODULE = "mlsm_plugin.cli.main"
 def is_mlsm() -> bool:
     """Whether this process was started as ``mlsm`` or ``python -m mlsm_plugin.cli.main``.
 
-    It works while the package is imported. A process that ``mlsm`` spawns (a worker) has the same ``sys.argv``, but
-    another command line.
+    This also works while the package is being imported. A worker process spawned by ``mlsm`` has the same ``sys.argv``,
+    but a different command line.
     """
     program = "".join(sys.argv[:1])
     if program == "-m":

@@ -1,4 +1,4 @@
-"""``mlsm convert``: import a model or a dictionary of another program, or export one."""
+"""``mlsm convert``: import a model or a dictionary from another program, or export one."""
 
 import argparse
 import itertools
@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def needs_fairseq(args: argparse.Namespace) -> bool:
-    """Whether the source is a model, or a dictionary for a checkpoint of fairseq."""
+    """Whether the source is a model, or a dictionary for a fairseq checkpoint."""
     kind = _kind_of(args)
     if kind == CODES:
         return False
@@ -72,7 +72,7 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
 
 
 def _kind_of(args: argparse.Namespace) -> str:
-    """What the sources are: a key of :data:`CONVERSIONS`."""
+    """The kind of the sources: a key of :data:`CONVERSIONS`."""
     from mlsm_plugin.core.files.planned_folder import META_FILE
     from mlsm_plugin.core.sparse_coding.code_store import is_code_store
 
@@ -120,7 +120,7 @@ def _export_model(args: argparse.Namespace) -> None:
     from mlsm_plugin.hub import from_pretrained
     from mlsm_plugin.hub.hf_export import export
 
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing here is downloaded
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")  # the export downloads nothing
     check_model_folder(args.output)
     interface = from_pretrained(args.sources[0])
     proof = export(interface, args.output, _lines_to_compare(args), overwrite=args.overwrite)
@@ -154,7 +154,7 @@ def _import_model(args: argparse.Namespace) -> None:
 
 
 def _lines_to_compare(args: argparse.Namespace) -> list[str]:
-    """The first of the lines of the text that are not empty."""
+    """The first lines of the text, without empty lines."""
     from mlsm_plugin.core.text.text_files import read_lines
 
     return list(itertools.islice((line for line in read_lines(args.text) if line), args.lines or 1000))

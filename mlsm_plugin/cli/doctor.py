@@ -1,4 +1,4 @@
-"""``mlsm doctor``: list the installed versions, and their problems."""
+"""``mlsm doctor``: list the installed versions and problems with them."""
 
 import argparse
 import os
@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def needs_fairseq(args: argparse.Namespace) -> bool:
-    """It finds out."""
+    """The command runs without fairseq, and reports whether fairseq works."""
     return False
 
 

@@ -61,14 +61,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def needs_fairseq(args: argparse.Namespace) -> bool:
-    """Whether the dataset is one of fairseq, and not sequences of ids."""
+    """Whether the dataset is for fairseq, rather than sequences of ids."""
     if not Path(args.data).exists():
         raise FileNotFoundError(f"{args.data} does not exist; `mlsm binarize` makes a dataset")
     return (Path(args.data) / DICTIONARY_NAME).exists()
 
 
 def run(args: argparse.Namespace, extra: list[str]) -> int:
-    """Code each split, and report how exact the codes are."""
+    """Code each split, and report the accuracy of the codes."""
     from mlsm_plugin.core.sparse_coding.sparse_coder import torch_threads
 
     of_fairseq = needs_fairseq(args)
@@ -76,7 +76,7 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
         raise ValueError(f"--tokenizer is only for sequences; {args.data} has its own tokenizer")
     coding = coding_of(args, of_fairseq=of_fairseq)
     work = _splits(args, coding) if of_fairseq else _sequences(args, coding)
-    with torch_threads(args.threads):  # as many as the solver: the codes do not depend on torch's default
+    with torch_threads(args.threads):  # as many as the solver, so that the codes do not depend on torch's default
         for name, encode in work:
             figures = encode_and_report(name, encode, coding.process)
     if of_fairseq and figures.meta is not None and Path(args.data, "train.idx").is_file():
@@ -89,7 +89,7 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
 
 @dataclass(frozen=True)
 class Coding:
-    """How this process codes."""
+    """The coder, the settings and the rank of this process."""
 
     coder: "SparseCoder"
     settings: CodingSettings
@@ -100,7 +100,7 @@ Work = list[tuple[str, "Callable[[], CodingFigures]"]]
 
 
 def _splits(args: argparse.Namespace, coding: Coding) -> Work:
-    """The name of each split of fairseq's dataset, and the function that codes it."""
+    """The name of each split of a fairseq dataset, and the function that codes it."""
     from mlsm_plugin.fairseq_plugin.coding.corpus_coding import splits_encoder
 
     encode = splits_encoder(
@@ -115,7 +115,7 @@ def _splits(args: argparse.Namespace, coding: Coding) -> Work:
 
 
 def _sequences(args: argparse.Namespace, coding: Coding) -> Work:
-    """The same for sequences of ids."""
+    """The name of each split of sequences of ids, and the function that codes it."""
     from mlsm_plugin.core.files.hf_files import HF_PREFIX
     from mlsm_plugin.huggingface.coding import encode_sequences
 
@@ -142,7 +142,7 @@ def _sequences(args: argparse.Namespace, coding: Coding) -> Work:
 
 
 def coding_of(args: argparse.Namespace, *, of_fairseq: bool) -> Coding:
-    """The coder, the settings and the rank of the command line."""
+    """The coder, the settings and the rank from the command line."""
     import torch
 
     from mlsm_plugin.core.coding.coder_fit import fitting_layer
@@ -153,7 +153,7 @@ def coding_of(args: argparse.Namespace, *, of_fairseq: bool) -> Coding:
         CodingSettings,
         args,
         layer=fitting_layer(coder, getattr(args, "layer", None), folder=args.dictionary, option="--layer"),
-        # sequences are blocks already
+        # sequences are already blocks
         blocks=block_settings(args, args.auxiliary, coder.meta.get("blocks")) if of_fairseq else BlockSettings(),
         device=args.device or process.device(torch.cuda.device_count()),
     )
@@ -161,7 +161,7 @@ def coding_of(args: argparse.Namespace, *, of_fairseq: bool) -> Coding:
 
 
 def encode_and_report(name: str, encode: "Callable[[], CodingFigures]", process: ProcessRank) -> "CodingFigures":
-    """Call a function that codes a split, and print how much was coded, and how exactly."""
+    """Code a split with ``encode``; print how many tokens were coded, and how accurately."""
     start = time.perf_counter()
     figures = encode()
     seconds = time.perf_counter() - start

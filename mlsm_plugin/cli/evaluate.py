@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def needs_fairseq(args: argparse.Namespace) -> bool:
-    """Only `evaluate encoder` can do without, if none of its models is a checkpoint of fairseq."""
+    """False only for `evaluate encoder` without fairseq checkpoints."""
     if args.action != "encoder":
         return True
     from mlsm_plugin.evaluation.sentence_encoders import is_library_encoder
@@ -59,7 +59,7 @@ def add_dictionary_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run_dictionary(args: argparse.Namespace, extra: list[str]) -> int:
-    """Judge the reconstructions, then the loss of the masked LM, and print and write the figures."""
+    """Evaluate the reconstructions and the masked-LM loss; print the figures, and write them if asked."""
     from mlsm_plugin.core.coding.coder_fit import fitting_layer
     from mlsm_plugin.core.files.atomic_files import write_json
     from mlsm_plugin.core.files.output_files import check_output
@@ -115,7 +115,7 @@ def add_pairs_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run_pairs(args: argparse.Namespace, extra: list[str]) -> int:
-    """Score the pairs; print the accuracies of one model in rows, or a table with a row for each of several models."""
+    """Score the pairs; print one model's accuracies in rows, or a table with a row for each of several models."""
     from mlsm_plugin.core.files.atomic_files import write_json
     from mlsm_plugin.core.files.output_files import check_output
     from mlsm_plugin.evaluation.minimal_pairs import evaluate_pairs, pair_files, read_pairs
@@ -130,7 +130,7 @@ def run_pairs(args: argparse.Namespace, extra: list[str]) -> int:
     files = {path: read_pairs(path) for path in inputs}
     models = sorted(dict.fromkeys(args.checkpoint), key=lambda name: words_seen_by(name) or math.inf)
     for name in models:
-        is_library_model(name)  # raises an error if there is no model, before work is done on the others
+        is_library_model(name)  # fails early if a model does not exist
     figures_of_models: dict[str, Mapping[str, Any]] = {}
     width = max(map(len, ["model", *models]))
     for name in models:
@@ -151,15 +151,15 @@ def run_pairs(args: argparse.Namespace, extra: list[str]) -> int:
 
 
 def _print_rows(figures: Mapping[str, Any]) -> None:
-    """Print a row for each file, each field and all of them; and the means of the folders."""
-    rows = [(Path(path).name, of_file) for path, of_file in figures["files"].items()]
+    """Print a row for each file, each field and all pairs, then the means of the folders."""
+    rows = [(Path(path).name, file_figures) for path, file_figures in figures["files"].items()]
     rows += [*figures["fields"].items(), ("all", figures)]
     width = max(len(name) for name, _ in rows)
     for name, row in rows:
         mean = f"  (mean of the files {figures['mean_of_files']:.4f})" if row is figures else ""
         cells = f"{row['pairs']:6,} pairs  accuracy {row['accuracy']:.4f}  ties {row['ties']:,}{mean}"
         print(f"{name.ljust(width)}  {cells}")
-    for folder, of_folder in figures["folders"].items():
-        print(f"{folder}: mean of {of_folder['tasks']:,} tasks {of_folder['accuracy']:.4f}")
+    for folder, folder_figures in figures["folders"].items():
+        print(f"{folder}: mean of {folder_figures['tasks']:,} tasks {folder_figures['accuracy']:.4f}")
     if len(figures["folders"]) > 1:
         print(f"mean of the folders {figures['mean']:.4f}")

@@ -59,7 +59,7 @@ def run_encoder(args: argparse.Namespace, extra: list[str]) -> int:
     names = list(dict.fromkeys(args.models))
     check_encoder_names(names)
     data = read_evaluation_data(args.text, args.labelled, args.sts, settings)
-    of_words = None if data.retrieval is None else bm25_gains(data.retrieval)
+    bm25_measure = None if data.retrieval is None else bm25_gains(data.retrieval)
     measures: dict[str, dict[str, Measure]] = {}
     parameters: dict[str, int] = {}
     for name in names:
@@ -67,9 +67,9 @@ def run_encoder(args: argparse.Namespace, extra: list[str]) -> int:
         parameters[name] = encoder.parameters
         measures[name] = evaluate_encoder(encoder, data, batch_tokens=run.batch_tokens)
     rows = dict(measures)
-    if data.retrieval is not None and of_words is not None:
+    if data.retrieval is not None and bm25_measure is not None:
         print(f"{len(data.retrieval.queries):,} sentences, {len(data.retrieval.passages):,} passages")
-        rows["BM25"] = {"nDCG@10": of_words}
+        rows["BM25"] = {"nDCG@10": bm25_measure}
     record = record_of(rows, parameters)
     for line in [*table_of(record), *contradictions(measures)]:
         print(line)

@@ -12,7 +12,7 @@ from mlsm_plugin.cli.next_commands import print_next
 from mlsm_plugin.cli.settings_flags import add_settings, settings_of
 from mlsm_plugin.evaluation.settings import FinetuneSettings
 
-TAKES_EXTRA_FLAGS = True  # to say what replaces those of fairseq-train, which were once handed on
+TAKES_EXTRA_FLAGS = True  # to name the replacements of fairseq-train's flags, which once worked here
 REPLACEMENTS = {
     "--fp16": "--bf16 on",
     "--memory-efficient-fp16": "--bf16 on",
@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def needs_fairseq(args: argparse.Namespace) -> bool:
-    """Only for a checkpoint of fairseq."""
+    """Only for a fairseq checkpoint."""
     from mlsm_plugin.evaluation.sentence_encoders import is_library_encoder
 
     return not is_library_encoder(args.model)
@@ -74,14 +74,14 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
     summary = finetuning.run(args.seeds)
     print(table(summary))
     print(f"{args.output}: predictions of each seed, results.json, and the model of seed {summary['best_seed']}")
-    path = json.dumps(f"{args.output}/{MODEL}", ensure_ascii=False)  # a literal of Python, too
+    path = json.dumps(f"{args.output}/{MODEL}", ensure_ascii=False)  # also a valid Python literal
     code = f'from transformers import pipeline; print(pipeline("text-classification", {path})("a text"))'
     print_next("Use it with", shlex.join(["python", "-c", code]))
     return 0
 
 
 def refuse_extra(words: Sequence[str]) -> None:
-    """Raise ValueError if the command line has unknown flags; it says what replaces a flag of fairseq-train."""
+    """Raise ValueError if there are unknown flags; the message names the replacement of a flag of fairseq-train."""
     if not words:
         return
     flag = words[0].partition("=")[0]
@@ -91,7 +91,7 @@ def refuse_extra(words: Sequence[str]) -> None:
 
 
 def table(summary: Mapping[str, Any]) -> str:
-    """A table of aligned columns: a row for each seed, then mean and standard deviation."""
+    """A table of aligned columns: a row for each seed, then the mean and the standard deviation."""
     names = list(summary["mean"])
     rows = [["seed", *(name.replace("_", " ") for name in names)]]
     for result in summary["seeds"]:

@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def needs_fairseq(args: argparse.Namespace) -> bool:
-    """Whether the model is not a T5 of Hugging Face."""
+    """False for a Hugging Face T5, else True."""
     return not is_hf(args.checkpoint)
 
 
@@ -48,7 +48,7 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
 
 
 def _open(checkpoint: str) -> "T5Infiller | DenoisingHubInterface":
-    """The model of a checkpoint of fairseq, or of a T5; ValueError if it is not a denoising model."""
+    """Open a fairseq checkpoint or a Hugging Face T5; ValueError if it is not a denoising model."""
     if is_hf(checkpoint):
         from mlsm_plugin.huggingface.t5_infilling import T5Infiller
 

@@ -15,8 +15,8 @@ from mlsm_plugin.core.machine.processors import wait_briefly
 from mlsm_plugin.fairseq_plugin.compat import installation
 from mlsm_plugin.version import __version__
 
-# command -> one line of help; the module of the same name in this folder holds ``add_arguments(parser)`` and
-# ``run(args, extra) -> int``, and, if it can do without, ``needs_fairseq(args) -> bool``
+# command -> one line of help; the module of the same name in this folder has ``add_arguments(parser)`` and
+# ``run(args, extra) -> int``; if it can run without fairseq, also ``needs_fairseq(args) -> bool``
 COMMANDS = {
     "tokenizer": "train a SentencePiece tokenizer and write its fairseq dict.txt",
     "binarize": "turn raw text into a dataset of ids, for fairseq or for Hugging Face's Trainer",
@@ -51,7 +51,7 @@ MAY_DO_WITHOUT_FAIRSEQ = {
     "inspect",
     "search",
 }
-EXAMPLES = {  # of the command line of each
+EXAMPLES = {  # command -> example of its command line
     "tokenizer": "mlsm tokenizer --input train.txt --vocab-size 8000 --output tok",
     "binarize": "mlsm binarize --tokenizer tok --train train.txt --valid valid.txt --output data-bin",
     "auxiliary": "mlsm auxiliary data-bin --save-dir aux --max-update 10000",
@@ -87,7 +87,7 @@ def build_parser(command: str | None) -> argparse.ArgumentParser:
         if name == command:
             module = importlib.import_module(f"mlsm_plugin.cli.{name}")
             subparser.set_defaults(
-                run=getattr(module, "run", None),  # without it, each action has its own
+                run=getattr(module, "run", None),  # if missing, each action has its own
                 takes_extra=getattr(module, "TAKES_EXTRA_FLAGS", False),
                 needs_fairseq=getattr(module, "needs_fairseq", lambda args: True),
             )
@@ -110,7 +110,7 @@ def main(argv: list[str] | None = None) -> int:
         if command in COMMANDS and command not in MAY_DO_WITHOUT_FAIRSEQ:
             _check_fairseq()
         if command in COMMANDS and (user_dir := plugins.user_dir_of(arguments)) is not None:
-            mlsm_plugin.register()  # nothing where fairseq is missing
+            mlsm_plugin.register()  # does nothing without fairseq
             plugins.import_plugin(user_dir)
         parser = build_parser(command)
         args, extra = parser.parse_known_args(arguments)
@@ -132,7 +132,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _similar(command: str) -> str:
-    """What a mistyped command may stand for, and where all commands are listed."""
+    """The end of an error message: the most similar command, and how to list all commands."""
     similar = difflib.get_close_matches(command, COMMANDS, n=1)
     guess = f", did you mean `mlsm {similar[0]}`?" if similar else ";"
     return f"{guess} `mlsm --help` lists all"

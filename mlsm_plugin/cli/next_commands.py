@@ -1,4 +1,4 @@
-"""The next command of the pipeline, ready to paste; a command prints it at its end."""
+"""The next command of the pipeline, ready to paste; commands print it when they end."""
 
 import json
 import shlex
@@ -14,7 +14,7 @@ from mlsm_plugin.core.text.text_files import read_text
 if TYPE_CHECKING:
     from mlsm_plugin.core.coding.split_coder import CodingSettings
 
-BLOCKS = BlockSettings(128, "none")  # of plain masked LM: full sequences, without padding
+BLOCKS = BlockSettings(128, "none")  # for plain masked LM: full sequences, without padding
 EXAMPLES = ("This is a short example sentence.", "Here is another sentence, which is longer.")
 
 
@@ -37,7 +37,7 @@ def filling_command(model: PathLike, text: PathLike) -> str:
 def similarity_command(model: PathLike, text: PathLike, *, is_sentence_transformer: bool) -> str:
     """The command that prints the cosine of the vectors of two sentences of ``text``.
 
-    A folder of sentence-transformers is opened with this library; otherwise a vector is a mean of hidden states.
+    The command opens a sentence-transformers folder with that library; otherwise, a vector is a mean of hidden states.
     """
     first, second = map(_literal, example_sentences(text))
     if is_sentence_transformer:
@@ -54,14 +54,14 @@ def similarity_command(model: PathLike, text: PathLike, *, is_sentence_transform
 
 
 def example_sentences(text: PathLike) -> Sequence[str]:
-    """Two sentences of 5 to 15 words of a text, or two general ones if it has none."""
-    fitting = (line for line in read_text([text]) if 5 <= len(line.split()) <= 15 and line.isprintable())
-    sentences = list(islice(fitting, 2)) if Path(text).exists() else []
+    """Two sentences of 5 to 15 words from a text, or two fixed sentences if it has fewer."""
+    suitable = (line for line in read_text([text]) if 5 <= len(line.split()) <= 15 and line.isprintable())
+    sentences = list(islice(suitable, 2)) if Path(text).exists() else []
     return sentences if len(sentences) == 2 else EXAMPLES
 
 
 def _literal(value: PathLike) -> str:
-    """A string as Python writes it, in double quotes."""
+    """A Python string literal in double quotes."""
     return json.dumps(str(value), ensure_ascii=False)
 
 
@@ -100,8 +100,8 @@ def training_command(
 ) -> str:
     """The ``fairseq-train`` command that trains MLSM and MLM together on a dataset with these codes.
 
-    The model has the size and the weights of the ``auxiliary`` one, if it is an encoder of this package. ``codes`` is
-    the folder of the codes, if that is not the dataset.
+    The trained model has the size and the weights of the ``auxiliary`` model, if that is an encoder of this package.
+    ``codes`` is the folder of the codes, if it is not the dataset.
     """
     from mlsm_plugin.fairseq_plugin.pipelines.training_recipe import (
         TrainingPlan,

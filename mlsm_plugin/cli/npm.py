@@ -56,7 +56,7 @@ def _add_datastore_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _build(args: argparse.Namespace, extra: list[str]) -> int:
-    """Estimate, then build what is missing."""
+    """Print an estimate, then build the missing parts of the datastore."""
     import torch
 
     from mlsm_plugin.core.files.process_rank import process_rank
@@ -155,15 +155,15 @@ def _fill(args: argparse.Namespace, extra: list[str]) -> int:
     return 0
 
 
-def _warn_of_cuts(number: int, of: int) -> None:
-    """Print on standard error how many texts the model sees only in part."""
+def _warn_of_cuts(number: int, total: int) -> None:
+    """Warn on standard error if the model sees only a part of some texts."""
     if number:
-        what = f"{number} of {of} texts are longer than the model's positions and are cut around the mask"
+        what = f"{number} of {total} texts are longer than the model's positions and are cut around the mask"
         print(f"mlsm: warning: {what}", file=sys.stderr)
 
 
 def _open(args: argparse.Namespace) -> "tuple[RobertaHub, PhraseDatastore | None]":
-    """The loaded model, on its device, and the datastore, or None if the command line names none."""
+    """The model on its device, and the datastore; None if the command line names no datastore."""
     from mlsm_plugin.core.hidden_states.devices import default_device
     from mlsm_plugin.hub import checkpoint_of, from_pretrained
     from mlsm_plugin.retrieval.phrase_datastore import PhraseDatastore

@@ -10,7 +10,7 @@ HELP = "folder of your own plugin; its import registers coders, sources of hidde
 
 
 def user_dir_of(arguments: Sequence[str]) -> str | None:
-    """The value of ``--user-dir``, read before the parser is built, since a plugin adds flags; None without it."""
+    """The value of ``--user-dir`` or None; it is read before the parser is built, as a plugin adds flags."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--user-dir")
     try:
@@ -21,7 +21,7 @@ def user_dir_of(arguments: Sequence[str]) -> str | None:
 
 
 def import_plugin(folder: str) -> None:
-    """Import the package in ``folder`` as fairseq does; ValueError if it does not exist, or its import fails."""
+    """Import the package in ``folder`` as fairseq does; ValueError if it does not exist or its import fails."""
     try:
         from fairseq.utils import import_user_module
     except ImportError:
@@ -33,12 +33,12 @@ def import_plugin(folder: str) -> None:
         import_user_module(argparse.Namespace(user_dir=folder))
     except FileNotFoundError:
         raise ValueError(f"--user-dir {folder} does not exist") from None
-    except Exception as error:  # whatever the user's own code raises
+    except Exception as error:  # the user's code can raise anything
         raise ValueError(f"--user-dir {folder} cannot be imported: {type(error).__name__}: {error}") from error
 
 
 def _import_user_module(args: argparse.Namespace) -> None:
-    """The same as fairseq's function of this name, if fairseq is not installed."""
+    """Replaces fairseq's function of this name if fairseq is not installed."""
     parent, name = os.path.split(os.path.abspath(args.user_dir))
     if not os.path.isdir(args.user_dir):
         raise FileNotFoundError(args.user_dir)

@@ -27,7 +27,7 @@ from mlsm_plugin.core.hidden_states.settings import BlockSettings, ModelRun
 from mlsm_plugin.fairseq_plugin.text.sentencepiece_training import TokenizerSettings
 
 TAKES_EXTRA_FLAGS = True
-# options of what is trained here, with their defaults
+# options of the trained tokenizer and auxiliary model, with their defaults
 OF_TOKENIZER = {"vocab_size": 30_000, "model_type": "unigram", "lowercase": False, "user_symbols": []}
 OF_AUXILIARY = {"auxiliary_arch": None, "auxiliary_updates": PreprocessSettings().auxiliary_updates, "keep_at": None}
 
@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, extra: list[str]) -> int:
-    """Run the steps that are not up to date; print a table of all steps and the training command."""
+    """Run the steps that are not up to date; print a table of all steps, and the training command."""
     from mlsm_plugin.fairseq_plugin.pipelines.preprocessing import preprocess
 
     if extra and args.auxiliary:
@@ -64,8 +64,8 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
     for name, options in ((args.auxiliary, OF_AUXILIARY), (args.auxiliary or args.tokenizer, OF_TOKENIZER)):
         if name:
             refuse_changed(args, options, f"only used for training, but {name} is given; leave it out")
-    known = {} if args.auxiliary else {"tokens_per_sample": BlockSettings().tokens_per_sample}
-    blocks = block_settings(args, args.auxiliary or "", known)
+    block_defaults = {} if args.auxiliary else {"tokens_per_sample": BlockSettings().tokens_per_sample}
+    blocks = block_settings(args, args.auxiliary or "", block_defaults)
     layer = getattr(args, "layer", None)
     output = Path(args.output)
     coding = settings_of(CodingSettings, args, layer=layer or 0, blocks=blocks)

@@ -1,4 +1,4 @@
-"""``mlsm pretrain``: MLSM in stages from nothing, with the codes of the model itself."""
+"""``mlsm pretrain``: MLSM in stages from scratch, with the model's own codes."""
 
 import argparse
 from functools import partial
@@ -39,13 +39,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, extra: list[str]) -> int:
-    """Run the stages that are missing."""
+    """Run the missing stages."""
     from mlsm_plugin.fairseq_plugin.pipelines.self_coded_pretraining import pretrain_in_stages
 
     check_positive(args, "max_update")
     layer = getattr(args, "layer", None)
     settings = settings_of(StageSettings, args)
-    early = pretrain_in_stages(
+    early_end = pretrain_in_stages(
         args.data_bin,
         args.save_dir,
         settings,
@@ -57,5 +57,5 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
         flags=[*extra, *user_dir_flags(args)],
         coded=partial(encode_and_report, process=SINGLE_PROCESS),
     )
-    print(early or f"all {len(settings.stages) + 1} stages are complete: {args.save_dir}/checkpoint_last.pt")
+    print(early_end or f"all {len(settings.stages) + 1} stages are complete: {args.save_dir}/checkpoint_last.pt")
     return 0

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 BOLD = "\033[1m"
 PLAIN = "\033[0m"
 SHOWN_CHARACTERS = 300
-# what would change the colours, the title or the order of letters of a terminal
+# characters that change a terminal's colours, title or text direction
 HIDDEN = re.compile("[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 EXAMPLE_OF_INDEX = "example:  mlsm search index docs.txt --model encoder/ --dictionary dictionary/ --output index"
 EXAMPLE_OF_EXPORT = "example:  mlsm search export index --to qdrant --output points.jsonl"
@@ -63,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_model_and_dictionary(parser: argparse.ArgumentParser, *, required: bool) -> None:
-    """Add the options that name the model and the dictionary of the codes."""
+    """Add the options for the model and the dictionary of the codes."""
     default = "" if required else " (default: where those of the index were)"
     model = f"Hugging Face folder or hub name (hf:NAME); without --dictionary, one with an MLSM latent head{default}"
     parser.add_argument("--model", required=required, help=model)
@@ -134,7 +134,7 @@ def run_query(args: argparse.Namespace, extra: list[str]) -> int:
 
 
 def _check_origin(args: argparse.Namespace, origin: dict[str, str]) -> None:
-    """Raise ValueError if the model or the dictionary of an index is not where it was, and none is passed."""
+    """Raise ValueError if the model or dictionary of an index has moved, and the command line names no other."""
     from mlsm_plugin.core.files.hf_files import is_hf
 
     for name in ("model", "dictionary"):
@@ -144,7 +144,7 @@ def _check_origin(args: argparse.Namespace, origin: dict[str, str]) -> None:
 
 
 def printable(text: str) -> str:
-    """A text for a terminal: characters that would control it are shown as U+FFFD."""
+    """A text that is safe to print in a terminal: U+FFFD replaces control characters."""
     return HIDDEN.sub("\ufffd", text)
 
 
@@ -164,7 +164,7 @@ def _print_hits(query: str, hits: "list[Hit]", *, in_color: bool) -> None:
 
 
 def highlighted(text: str, places: list[tuple[int, int]]) -> str:
-    """The beginning of a text, in bold at these characters."""
+    """The beginning of a text, with the character spans in ``places`` in bold."""
     shown = printable(text[:SHOWN_CHARACTERS])
     for start, stop in sorted(set(places), reverse=True):
         if stop <= len(shown):

@@ -1,4 +1,4 @@
-"""The command line of settings: flags from the fields of a dataclass, and the dataclass from parsed arguments."""
+"""Settings on the command line: flags from the fields of a dataclass, and the dataclass from parsed arguments."""
 
 import argparse
 import dataclasses
@@ -12,13 +12,13 @@ if TYPE_CHECKING:
     from mlsm_plugin.core.sparse_coding.coder import SparseCoder
 
 Settings = TypeVar("Settings")
-Parser = argparse._ActionsContainer  # a parser or a group of one, for which argparse has no public name
+Parser = argparse._ActionsContainer  # a parser or an argument group; argparse has no public name for both
 PREFIX = "coder_option_"
 
 
 @dataclasses.dataclass(frozen=True)
 class Depends:
-    """A default that is known later; without its flag, the option is not an attribute of the parsed arguments."""
+    """A default that is set later; without its flag, the parsed arguments have no attribute for the option."""
 
     on: object
 
@@ -31,23 +31,22 @@ def add_settings(
     without: Sequence[str] = (),
     defaults: Mapping[str, object] | None = None,
 ) -> None:
-    """Add the flags of a dataclass, for its fields with a help.
+    """Add a flag for each field of a dataclass that has a help text.
 
-    All of them are added, or ``only`` those named, or all ``without`` those named; ``defaults`` replace those of the
-    fields.
+    ``only`` limits the fields, ``without`` leaves fields out, and ``defaults`` replaces defaults of fields.
     """
-    declared = typing.get_type_hints(cls)
+    types = typing.get_type_hints(cls)
     for name, field in options_of(cls).items():
         if (not only or name in only) and name not in without:
             default = (defaults or {}).get(name, _default_of(field))
-            _add_flag(parser, name, field, declared[name], default)
+            _add_flag(parser, name, field, types[name], default)
 
 
 def settings_of(cls: type[Settings], args: argparse.Namespace, **further: object) -> Settings:
-    """The dataclass with the values of the command line; a field that it lacks keeps its default.
+    """The dataclass with the values of the command line; a field that is not set keeps its default.
 
-    ``further`` has values of fields without a flag, or overrides those of the command line. ValueError as of the
-    dataclass, with the names of flags.
+    ``further`` sets fields without a flag, or overrides values of the command line. Raises the ValueError of the
+    dataclass, with flags for the names of fields.
     """
     values = {name: getattr(args, name) for name in options_of(cls) if hasattr(args, name)} | further
     try:
@@ -57,7 +56,7 @@ def settings_of(cls: type[Settings], args: argparse.Namespace, **further: object
 
 
 def with_flags(message: str, *classes: type) -> str:
-    """A message that begins with the name of a field, with the field's flag instead of the name."""
+    """The message, with the name of a field at its beginning replaced by the field's flag."""
     name, _, rest = message.partition(" ")
     for field in (options_of(cls).get(name) for cls in classes):
         if field is not None:
@@ -66,14 +65,14 @@ def with_flags(message: str, *classes: type) -> str:
 
 
 def fill_in(args: argparse.Namespace, defaults: Mapping[str, object]) -> None:
-    """Set the options of :class:`Depends` that the command line does not set."""
+    """Set the options with a :class:`Depends` default that the command line does not set."""
     for name, value in defaults.items():
         if not hasattr(args, name):
             setattr(args, name, value)
 
 
 def refuse_changed(args: argparse.Namespace, defaults: Mapping[str, object], why: str) -> None:
-    """Raise ValueError, with ``why``, if options of the command line differ from their ``defaults``."""
+    """Raise ValueError, with the reason ``why``, if options differ from their ``defaults``."""
     changed = [name for name, value in defaults.items() if getattr(args, name, value) != value]
     if changed:
         raise ValueError(f"{', '.join('--' + name.strip('_').replace('_', '-') for name in changed)}: {why}")
@@ -92,12 +91,12 @@ def add_coder_flags(parser: Parser) -> None:
     added: set[str] = set()
     for kind, coder in coder_kinds().items():
         group = parser.add_argument_group(f"options of the {kind} coder")
-        declared = typing.get_type_hints(coder.options_type)
+        types = typing.get_type_hints(coder.options_type)
         for name, field in options_of(coder.options_type).items():
             if name not in added:
                 added.add(name)
-                # without the flag, it is not set: a kind of coder without this option must not receive its default
-                _add_flag(group, PREFIX + name, field, declared[name], Depends(field.default))
+                # unset without its flag, so that kinds of coders without this option do not get its default
+                _add_flag(group, PREFIX + name, field, types[name], Depends(field.default))
 
 
 def given_coder_options(args: argparse.Namespace) -> dict[str, object]:
@@ -106,7 +105,7 @@ def given_coder_options(args: argparse.Namespace) -> dict[str, object]:
 
 
 def coder_of(args: argparse.Namespace) -> "SparseCoder":
-    """The coder in the folder ``args.dictionary``, with the options of the command line; errors name their flags."""
+    """The coder in the folder ``args.dictionary``, with the options of the command line; errors name the flags."""
     from mlsm_plugin.core.sparse_coding.coder import coder_kinds, load_coder
 
     try:
@@ -116,7 +115,7 @@ def coder_of(args: argparse.Namespace) -> "SparseCoder":
 
 
 def _add_flag(parser: Parser, dest: str, field: dataclasses.Field[Any], declared: object, default: object) -> None:
-    value_type, several = plain_type(declared)
+    value_type, takes_several = plain_type(declared)
     text = str(field.metadata["help"])
     shown = default.on if isinstance(default, Depends) else None
     if shown is not None and not isinstance(shown, bool):
@@ -135,7 +134,7 @@ def _add_flag(parser: Parser, dest: str, field: dataclasses.Field[Any], declared
         flag_of(field),
         type=value_type,
         dest=dest,
-        nargs="+" if several else None,
+        nargs="+" if takes_several else None,
         default=default,
         choices=choices,
         required=required,
