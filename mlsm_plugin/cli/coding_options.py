@@ -134,7 +134,7 @@ def add_block_options(parser: Parser, default: str = OF_THE_MODEL) -> None:
 
 
 def block_settings(args: argparse.Namespace, model: str, learned: Mapping[str, object] | None = None) -> BlockSettings:
-    """The block settings of the command line.
+    """The block settings from the command line.
 
     Args:
         args: parsed arguments; options of :func:`add_block_options` that the command line does not set are missing.

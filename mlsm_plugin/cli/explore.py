@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def needs_fairseq(args: argparse.Namespace) -> bool:
-    """Only for a datastore, which needs a fairseq model."""
+    """True only for a datastore, which needs a fairseq model."""
     return args.datastore is not None
 
 
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
 
     if args.port is not None and not 1 <= args.port <= 65535:
         raise ValueError(f"--port must be from 1 to 65535, got {args.port}")
-    import_gradio()  # fail before the model is loaded
+    import_gradio()  # fails before the model is loaded
     explorer = open_explorer(
         args.model,
         dictionary=args.dictionary,

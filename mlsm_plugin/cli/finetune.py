@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def needs_fairseq(args: argparse.Namespace) -> bool:
-    """Only for a fairseq checkpoint."""
+    """True only for a fairseq checkpoint."""
     from mlsm_plugin.evaluation.sentence_encoders import is_library_encoder
 
     return not is_library_encoder(args.model)

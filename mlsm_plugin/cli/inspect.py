@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def needs_fairseq(args: argparse.Namespace) -> bool:
-    """Not for the output of `mlsm adapt`."""
+    """False only for the output of `mlsm adapt`."""
     from mlsm_plugin.reports.adapted_texts import is_adaptation
 
     return not is_adaptation(Path(args.folder))
