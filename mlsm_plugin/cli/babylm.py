@@ -95,7 +95,7 @@ def run_check(args: argparse.Namespace, extra: list[str]) -> int:
 
 
 def run_push(args: argparse.Namespace, extra: list[str]) -> int:
-    """Push the branches that the repository lacks; prints a line for each."""
+    """Push the files that the repository lacks; prints a line for each branch."""
     from mlsm_plugin.babylm.publishing import push
 
     for line in push(args.run_folder, args.repository, private=args.private, dry_run=args.dry_run):

@@ -36,18 +36,18 @@ def watch(files: Sequence[Path], picture: PathLike, page: PathLike, draw: Callab
     nothing for ten minutes. ValueError as for ``draw``, except that logs without progress are waited for.
     """
     title = ", ".join(map(str, files))
-    drawn_sizes = None
+    last_sizes = None
     while True:
         sizes = [file.stat().st_size for file in files]
         quiet = all(time.time() - file.stat().st_mtime >= QUIET for file in files)
         over = quiet and all(END in file.read_text(encoding="utf-8", errors="replace")[-2000:] for file in files)
-        if sizes != drawn_sizes or over:
+        if sizes != last_sizes or over:
             with suppress(NoProgressError):
                 draw()
                 _write_page(page, title, picture, over=over)
         if over:
             return
-        drawn_sizes = sizes
+        last_sizes = sizes
         time.sleep(SECONDS)
 
 

@@ -174,7 +174,7 @@ def draw_curves(
     columns = min(3, len(panels))
     rows = math.ceil(len(panels) / columns)
     Path(output).parent.mkdir(parents=True, exist_ok=True)
-    with rc_context({"text.parse_math": False}):  # a dollar sign in a run's name is no formula
+    with rc_context({"text.parse_math": False}):  # a dollar sign in a run's name does not start math
         figure = Figure(figsize=(5 * columns, 3.4 * rows + 0.5), layout="constrained")
         for axis, name in zip(figure.subplots(rows, columns, squeeze=False).flat, panels, strict=False):
             _draw_panel(axis, name, logs)

@@ -79,7 +79,7 @@ class TermScores:
         return scores
 
     def blocks_of_documents(self, size: int = BLOCK_DOCUMENTS) -> Iterator[sp.csr_matrix]:
-        """Yield the scores of all terms, ``(n, n_terms)`` float32, for at most ``size`` documents at a time."""
+        """Yield the scores ``(n, n_terms)``, float32, of at most ``size`` consecutive documents at a time."""
         places = np.array(self.starts[:-1])
         for first in range(0, self.num_documents, size):
             stop = min(first + size, self.num_documents)

@@ -27,7 +27,7 @@ from mlsm_plugin.core.text.hf_tokenizer import HuggingFaceTokenizer, Offsets
 from mlsm_plugin.huggingface.latent_semantic_model import LATENT_HEAD, LatentSemanticModel
 
 BATCH_TOKENS = 8192
-STRONGEST_PREDICTED = 16  # atoms to keep for each token of the predicted distribution
+STRONGEST_PREDICTED = 16  # atoms of the predicted distribution to keep for each token
 
 
 @dataclass(frozen=True)
