@@ -1,4 +1,4 @@
-"""The folder of a trained model: written for both versions of the library, opened again, and compared."""
+"""Write the folder of a trained model for both major versions of transformers, and check it by opening it again."""
 
 import logging
 from collections.abc import Iterable
@@ -22,18 +22,18 @@ logger = logging.getLogger(__name__)
 
 
 def save_pretrained(folder: PathLike, *parts: "PreTrainedModel | PreTrainedTokenizerBase") -> None:
-    """Write models and fast tokenizers of ``transformers`` for both of its lines, each with its ``save_pretrained``.
+    """Write models and fast tokenizers with their ``save_pretrained``, for both major versions of ``transformers``.
 
-    The tokenizers read text beside masks in the same way as in training. OSError if the folder cannot be written.
+    The tokenizers read text next to masks in the same way as in training. OSError if the folder cannot be written.
     """
     written = [part if isinstance(part, torch.nn.Module) else reading_as_trained(part) for part in parts]
     hf_files.save_pretrained(folder, *written)
 
 
 def check_saved(folder: Path, model: "PretrainingModel", tokenizer: HuggingFaceTokenizer, lines: Iterable[str]) -> None:
-    """Open a folder and compare it with the trained model, and ids of ``lines`` with those that it was trained on.
+    """Open a folder, and compare its weights with the trained model and its ids of ``lines`` with those in training.
 
-    ValueError if weights or ids differ. Warns if ids beside masks differ, which can happen with unusual tokenizers.
+    ValueError if weights or ids differ. Warns if ids next to masks differ, which can happen with unusual tokenizers.
     """
     transformers = import_transformers()
     _check_weights(folder, model)
@@ -48,7 +48,7 @@ def check_saved(folder: Path, model: "PretrainingModel", tokenizer: HuggingFaceT
 
 
 def _warn_of_masks(written: "PreTrainedTokenizerBase", tokenizer: HuggingFaceTokenizer, lines: Iterable[str]) -> None:
-    """Log the first of the ``lines`` with masks that has other ids than in training."""
+    """Warn of the first of the ``lines``, with masks in it, that has other ids than in training."""
     mask = written.mask_token
     for variant in (variant for line in lines for variant in masked_lines(line, mask)):
         if written(variant, add_special_tokens=False)["input_ids"] != tokenizer.ids_with_masks(variant, mask):
