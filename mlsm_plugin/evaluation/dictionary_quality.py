@@ -81,8 +81,8 @@ def evaluate_reconstruction(
     """
     quality = ReconstructionQuality(coder.num_atoms, coder.dim)
     inexact = 0
-    drawn = drawn_blocks(reader, settings)
-    for blocks in shown_chunks(reader, drawn, batch_tokens=settings.batch_tokens, what="reconstructing"):
+    numbers = drawn_blocks(reader, settings)
+    for blocks in shown_chunks(reader, numbers, batch_tokens=settings.batch_tokens, what="reconstructing"):
         positions, hidden = hidden_states_of(blocks, reader, encoder, max_tokens=settings.batch_tokens)
         if (row := first_nonfinite_row(hidden)) is not None:
             raise ValueError(
@@ -123,8 +123,8 @@ def evaluate_loss(reader: BlockReader, model: MaskedLm, coder: SparseCoder, sett
     }
     sums = dict.fromkeys(changes, 0.0)
     count = 0
-    drawn = drawn_blocks(reader, settings)
-    chunks = shown_chunks(reader, drawn, batch_tokens=settings.batch_tokens, what="masked-LM loss")
+    numbers = drawn_blocks(reader, settings)
+    chunks = shown_chunks(reader, numbers, batch_tokens=settings.batch_tokens, what="masked-LM loss")
     for batch in masked_batches(reader, chunks, seed=settings.seed, batch_tokens=settings.batch_tokens):
         count += int(batch.masked.sum())
         for name, change in changes.items():

@@ -101,12 +101,12 @@ def read_evaluation_data(
         probes[_unused(_name(train_path), probes)] = (train, test)
     pairs: dict[str, LabelledTexts] = {}
     for path in similarity:
-        scored = read_labelled_texts(path, regression=True, header=settings.header)
-        if scored.texts_per_line != 2:
+        scored_pairs = read_labelled_texts(path, regression=True, header=settings.header)
+        if scored_pairs.texts_per_line != 2:
             raise ValueError(f"{path}: similarity needs two texts in each line: score, tab, text, tab, text")
-        if len({float(score) for score in scored.labels}) < 2:
+        if len({float(score) for score in scored_pairs.labels}) < 2:
             raise ValueError(f"{path}: all scores are the same; a correlation needs pairs of different similarity")
-        pairs[_unused(Path(path).stem, pairs)] = scored
+        pairs[_unused(Path(path).stem, pairs)] = scored_pairs
     if not texts:
         return EvaluationData(labelled=probes, similarity=pairs)
     documents = documents_of(texts)
@@ -127,8 +127,8 @@ def evaluate_encoder(
         logger.warning("no masked words are predicted: %s", encoder.why_no_head)
     for name, (train, test) in data.labelled.items():
         measures[name] = _probe(encoder, name, train, test, batch_tokens)
-    for name, scored in data.similarity.items():
-        measures[name] = _similarity(encoder, name, scored, batch_tokens)
+    for name, scored_pairs in data.similarity.items():
+        measures[name] = _similarity(encoder, name, scored_pairs, batch_tokens)
     return measures
 
 
@@ -292,15 +292,15 @@ def _features_of_pairs(encoder: SentenceEncoder, texts: LabelledTexts, what: str
     return np.concatenate([np.abs(columns[0] - columns[1]), columns[0] * columns[1]], axis=1)
 
 
-def _similarity(encoder: SentenceEncoder, name: str, scored: LabelledTexts, batch_tokens: int) -> Measure:
+def _similarity(encoder: SentenceEncoder, name: str, scored_pairs: LabelledTexts, batch_tokens: int) -> Measure:
     """Spearman's correlation of the cosines with the scores, as the mean of products of standardized ranks."""
     from scipy.stats import rankdata
 
-    left, right = zip(*scored.texts, strict=True)
+    left, right = zip(*scored_pairs.texts, strict=True)
     first = _unit_rows(encoder.vectors(left, batch_tokens=batch_tokens, what=name))
     second = _unit_rows(encoder.vectors(right, batch_tokens=batch_tokens, what=name))
     ranks = []
-    for values in ((first * second).sum(axis=1), np.array([float(label) for label in scored.labels])):
+    for values in ((first * second).sum(axis=1), np.array([float(label) for label in scored_pairs.labels])):
         ranked = rankdata(values)
         deviation = ranked.std()
         ranks.append((ranked - ranked.mean()) / (deviation if deviation else 1.0))

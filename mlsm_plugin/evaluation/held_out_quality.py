@@ -60,7 +60,7 @@ class HeldOutQuality:
         Args:
             models: their folders by row name.
             text: held-out text with one sentence per line and blank lines between documents.
-            loss_fell: whether the loss of the last model is lower than that of the first.
+            loss_fell: whether the last model has a lower loss than the first.
             device: where the models run; None: a GPU if there is one.
 
         Returns:

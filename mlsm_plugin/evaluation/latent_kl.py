@@ -58,13 +58,13 @@ def evaluate_latent_kl(
     hub.task.cfg.latent_source = "store"  # even if the model was trained on codes computed online
     codes = Path(codes or data_bin)
     hub.task.cfg.latent_codes = str(codes)
-    predicted = dict(hub.task.state_dict())
+    predicted_codes = dict(hub.task.state_dict())
     train = CodeStore(codes / "train.codes")
     hub.task.load_dataset(split)
-    for recorded in (hub.task.state_dict(), origin_of(train.meta, hub.task.cfg.latent_top)):
+    for stored_codes in (hub.task.state_dict(), origin_of(train.meta, hub.task.cfg.latent_top)):
         check_same_codes(
-            before=predicted,
-            now=recorded,
+            before=predicted_codes,
+            now=stored_codes,
             codes=f"the codes in {codes}",
             others=f"those that {run} predicts",
             remedy="pass the folder of those as codes",

@@ -59,7 +59,7 @@ class SentenceEncoder(ABC):
     def encoded(self, text: str) -> tuple[list[int], list[int]]:
         """The ids of a text, including special tokens at its ends, and the number of each token's word.
 
-        Words are those of ``text.split()``. ``NO_WORD`` for tokens outside words. Both lists have the same length.
+        Words are counted in ``text.split()``. ``NO_WORD`` for tokens outside words. Both lists have the same length.
         """
 
     @abstractmethod
