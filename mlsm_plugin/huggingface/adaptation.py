@@ -556,7 +556,7 @@ class _Chain:
         """Both parts of the text as the auxiliary model reads them, if its vocabulary differs; else None for each."""
         if not self.is_aligned:
             return [None, None]
-        wholes = [
+        whole_texts = [
             AlignedSequences(
                 TokenSequences(self.output / f"{name}.{AUXILIARY}"), TokenSequences(self.output / f"{name}.{PLACES}")
             )
@@ -564,8 +564,8 @@ class _Chain:
         ]
         train, valid = self.texts
         last = len(train) + len(valid)
-        second = wholes[1] if self.settings.valid_texts else wholes[0].part(len(train), last)
-        return [wholes[0].part(0, len(train)), second]
+        second = whole_texts[1] if self.settings.valid_texts else whole_texts[0].part(len(train), last)
+        return [whole_texts[0].part(0, len(train)), second]
 
     @property
     def coded_texts(self) -> list[TokenSequences]:

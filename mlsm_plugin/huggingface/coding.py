@@ -173,18 +173,20 @@ def blocks_for_model(
     ValueError as in :func:`~mlsm_plugin.core.hidden_states.hf_encoder.model_and_tokenizer`, or if the sequences do not
     fit model and tokenizer, or have too many unknown tokens.
     """
-    _, config, opened = model_and_tokenizer(model, tokenizer)
-    remedy = f"make them with `mlsm binarize --format sequences --tokenizer hf:{opened.folder}`"
-    sequences.check_made_with(opened.vocabulary_fingerprint, "the sequences", str(opened.folder), remedy=remedy)
+    _, config, opened_tokenizer = model_and_tokenizer(model, tokenizer)
+    folder = opened_tokenizer.folder
+    remedy = f"make them with `mlsm binarize --format sequences --tokenizer hf:{folder}`"
+    sequences.check_made_with(opened_tokenizer.vocabulary_fingerprint, "the sequences", str(folder), remedy=remedy)
     # sequences of `mlsm binarize --format sequences` were checked when they were written
     if "max_unk_rate" not in sequences.about:
         remedy = "to code it all the same, make the sequences with `mlsm binarize --format sequences --max-unk-rate`"
-        sequences.unknown_tokens(opened).check("the sequences", DEFAULT_MAX_UNK_RATE, remedy=remedy)
+        unknown = sequences.unknown_tokens(opened_tokenizer)
+        unknown.check("the sequences", DEFAULT_MAX_UNK_RATE, remedy=remedy)
     blocks = SequenceBlocks(
         sequences,
-        pad=opened.pad_id,
-        special_ids=opened.special_ids,
+        pad=opened_tokenizer.pad_id,
+        special_ids=opened_tokenizer.special_ids,
         num_symbols=int(config.vocab_size),
         max_tokens=positions_of(config),
     )
-    return blocks, opened
+    return blocks, opened_tokenizer

@@ -277,7 +277,7 @@ class SpanDenoisingCollator(SpanCorruptionCollator):
     def __call__(self, texts: Sequence[ArrayLike | Mapping[str, ArrayLike]]) -> dict[str, Tensor]:
         """``input_ids`` and ``attention_mask`` (B, S), and ``labels`` (B, T): the target, then -100; all int64.
 
-        Texts and errors are those of :meth:`pairs`.
+        Texts and errors as in :meth:`pairs`.
         """
         pairs = self.pairs(texts)
         sources = [source for source, _ in pairs]

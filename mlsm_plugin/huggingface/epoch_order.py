@@ -1,6 +1,6 @@
 """The order of the samples in the Trainer of ``transformers``, which a resumed run must repeat.
 
-The Trainer leaves the order to ``accelerate``, most versions of which resume an epoch with the order or the masks of
+The Trainer leaves the order to ``accelerate``. Most of its versions resume an epoch with the order or the masks of
 another epoch.
 """
 
@@ -60,7 +60,7 @@ def order_by_epoch(trainer: Trainer) -> None:
     def get_train_dataloader() -> DataLoader[Any]:
         loader = stock_dataloader()
         batches: Any = getattr(loader, "batch_sampler", None)
-        while hasattr(batches, "batch_sampler"):  # of all ranks; accelerate selects those of this rank
+        while hasattr(batches, "batch_sampler"):  # batches of all ranks, before accelerate selects
             batches = batches.batch_sampler
         sampler = getattr(batches, "sampler", None)
         if batches is not None and isinstance(sampler, RandomSampler):

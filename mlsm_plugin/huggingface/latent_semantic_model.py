@@ -106,8 +106,8 @@ class LatentSemanticModel(PretrainingModel):
         head = head_of(self)
         masked = labels != IGNORED
         transformed = head.transform(self._encoded(**inputs)[0][masked])
-        idle = [] if self.mlm_weight > 0 or head.bias is None else [head.bias]
-        idle += [] if self.latent_weight > 0 else [*self.latent_head.parameters()]
+        unused_weights = [] if self.mlm_weight > 0 or head.bias is None else [head.bias]
+        unused_weights += [] if self.latent_weight > 0 else [*self.latent_head.parameters()]
         terms = latent_semantic_terms(
             targets=labels[masked],
             token_logits=head.project(transformed) if self.mlm_weight > 0 else None,
@@ -116,7 +116,7 @@ class LatentSemanticModel(PretrainingModel):
             latent_weight=self.latent_weight,
             mlm_weight=self.mlm_weight,
             latent_target=self.latent_target,
-            zero=zero_with_gradient(idle).to(labels.device),
+            zero=zero_with_gradient(unused_weights).to(labels.device),
         )
         masked_of_rows = masked.sum(dim=1)
         kl = mlm = [labels.new_zeros(len(labels))] * 2

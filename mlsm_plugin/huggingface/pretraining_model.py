@@ -105,7 +105,7 @@ class PretrainingModel(StockModel):
     def save_pretrained(
         self, save_directory: PathLike, *args: Any, state_dict: dict[str, Tensor] | None = None, **options: Any
     ) -> None:
-        """Write a stock model folder; the arguments are those of the stock class.
+        """Write a stock model folder; arguments as in the stock class.
 
         If the objective does not train the masked-LM head, the folder holds only the encoder, which ``AutoModel``
         opens. A Trainer's ``checkpoint-N`` holds the whole model, so that the Trainer can resume, and a file that says

@@ -26,8 +26,8 @@ def save_pretrained(folder: PathLike, *parts: "PreTrainedModel | PreTrainedToken
 
     The tokenizers read text next to masks in the same way as in training. OSError if the folder cannot be written.
     """
-    written = [part if isinstance(part, torch.nn.Module) else reading_as_trained(part) for part in parts]
-    hf_files.save_pretrained(folder, *written)
+    saved_parts = [part if isinstance(part, torch.nn.Module) else reading_as_trained(part) for part in parts]
+    hf_files.save_pretrained(folder, *saved_parts)
 
 
 def check_saved(folder: Path, model: "PretrainingModel", tokenizer: HuggingFaceTokenizer, lines: Iterable[str]) -> None:
@@ -37,21 +37,23 @@ def check_saved(folder: Path, model: "PretrainingModel", tokenizer: HuggingFaceT
     """
     transformers = import_transformers()
     _check_weights(folder, model)
-    written = transformers.AutoTokenizer.from_pretrained(folder)
-    symbols = list(written.get_added_vocab())
+    saved_tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    symbols = list(saved_tokenizer.get_added_vocab())
     plain = [line for line in lines if not any(symbol in line for symbol in symbols)]
     for line in plain:
-        if written(line, add_special_tokens=False)["input_ids"] != tokenizer.ids_of(line):
+        if saved_tokenizer(line, add_special_tokens=False)["input_ids"] != tokenizer.ids_of(line):
             raise ValueError(f"the tokenizer in {folder} gives other ids for {line!r} than the one used in training")
-    if written.mask_token is not None:
-        _warn_of_masks(written, tokenizer, plain)
+    if saved_tokenizer.mask_token is not None:
+        _warn_of_masks(saved_tokenizer, tokenizer, plain)
 
 
-def _warn_of_masks(written: "PreTrainedTokenizerBase", tokenizer: HuggingFaceTokenizer, lines: Iterable[str]) -> None:
-    """Warn of the first of the ``lines``, with masks in it, that has other ids than in training."""
-    mask = written.mask_token
+def _warn_of_masks(
+    saved_tokenizer: "PreTrainedTokenizerBase", tokenizer: HuggingFaceTokenizer, lines: Iterable[str]
+) -> None:
+    """Warn if a line with masks in it has other ids than in training; the warning shows the first such line."""
+    mask = saved_tokenizer.mask_token
     for variant in (variant for line in lines for variant in masked_lines(line, mask)):
-        if written(variant, add_special_tokens=False)["input_ids"] != tokenizer.ids_with_masks(variant, mask):
+        if saved_tokenizer(variant, add_special_tokens=False)["input_ids"] != tokenizer.ids_with_masks(variant, mask):
             text = "the tokenizer of the model reads %r with other ids beside the mask than it was trained on"
             logger.warning(text, variant)
             return

@@ -90,10 +90,10 @@ def write_text_sequences(
         raise ValueError(f"{output} is a file; name a folder for the sequences")
     # a killed process can leave only one of the files
     if not overwrite and folder.is_complete() and all(Path(output, name).exists() for name in (IDS_FILE, STARTS_FILE)):
-        written = TokenSequences(output)
-        if written.about.get("max_unk_rate", 1) > max_unk_rate:
-            written.unknown_tokens(reader).check(str(output), max_unk_rate)
-        return written, False
+        corpus = TokenSequences(output)
+        if corpus.about.get("max_unk_rate", 1) > max_unk_rate:
+            corpus.unknown_tokens(reader).check(str(output), max_unk_rate)
+        return corpus, False
     unknown = UnknownTokens()
     cut = 0
 
@@ -111,12 +111,12 @@ def write_text_sequences(
 
     with progress_bar("tokenizing", size, show=True) as progress:
         sequences = packed(known_lines(), max_length=length, begin=reader.before, end=reader.after)
-        written = TokenSequences.write(output, sequences, about={**plan, "max_unk_rate": max_unk_rate})
+        corpus = TokenSequences.write(output, sequences, about={**plan, "max_unk_rate": max_unk_rate})
     if cut:
-        logger.warning("%d of %d lines are longer than %d ids, and are cut", cut, len(written), length)
+        logger.warning("%d of %d lines are longer than %d ids, and are cut", cut, len(corpus), length)
     if unknown.unknown:
         logger.warning("%s; nothing is learned about them", unknown.describe("the text"))
-    return written, True
+    return corpus, True
 
 
 def _plan(

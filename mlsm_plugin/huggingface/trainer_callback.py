@@ -184,7 +184,7 @@ class TensorBoardLog(TensorBoardCallback):
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
     ) -> None:
-        """Write what is buffered."""
+        """Flush the buffer instead of closing the file."""
         if self.tb_writer is not None:
             self.tb_writer.flush()
 
@@ -199,7 +199,7 @@ def _fix_epoch(dataset: object, epoch: int) -> None:
 
 
 def prepare(trainer: Trainer) -> Trainer:
-    """Prepare a Trainer, and return it: add the callback before those that report logs, and metrics for evaluations.
+    """Prepare a Trainer, and return it: add the callback before all logging callbacks, and metrics for evaluations.
 
     The order of the samples depends only on ``args.data_seed`` or ``args.seed``, and on the epoch: a resumed training
     equals an uninterrupted one.
