@@ -247,11 +247,11 @@ def _probe(
 def linear_probe(train: np.ndarray, labels: Sequence[str], test: np.ndarray) -> np.ndarray:
     """The labels that logistic regression on frozen vectors predicts, as in SentEval (Conneau and Kiela 2018).
 
-    Columns are standardized by the training rows, on which cross-validation chooses the L2 penalty.
+    Columns are standardized by the training rows, and cross-validation on these rows chooses the L2 penalty.
 
     Args:
         train: ``(n, dim)``.
-        labels: labels of the training rows, at least two different ones.
+        labels: labels of the training rows, at least two distinct labels.
         test: ``(m, dim)``.
 
     Returns:

@@ -256,7 +256,7 @@ def check_encoder_names(names: Iterable[PathLike]) -> None:
 
 
 def open_sentence_encoder(name: PathLike, device: Device = None) -> SentenceEncoder:
-    """Open the encoder in a Hugging Face folder, a fairseq checkpoint or run folder, or of a hub name (``hf:NAME``).
+    """Open an encoder: a Hugging Face folder or hub name (``hf:NAME``), a fairseq checkpoint, or the folder of a run.
 
     ValueError or FileNotFoundError if there is no model, or it cannot be read.
     """

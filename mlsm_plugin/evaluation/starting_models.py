@@ -33,7 +33,7 @@ class StartingModel(ABC):
 
 
 class LibraryStart(StartingModel):
-    """An encoder in a Hugging Face folder or of a hub name (``hf:NAME``).
+    """An encoder in a Hugging Face folder or on the hub (``hf:NAME``).
 
     ValueError if the model or its tokenizer does not exist or is not supported, or they do not fit together.
     """
@@ -84,7 +84,7 @@ class CheckpointStart(StartingModel):
 
 
 def open_starting_model(name: PathLike) -> StartingModel:
-    """Open the model in a Hugging Face folder, a fairseq checkpoint or run folder, or of a hub name (``hf:NAME``).
+    """Open a model: a Hugging Face folder or hub name (``hf:NAME``), a fairseq checkpoint, or the folder of a run.
 
     ValueError or FileNotFoundError if there is no model, or it cannot be fine-tuned.
     """
