@@ -49,7 +49,7 @@ class AlignedSequences:
 def places_of(offsets: Offsets, other_offsets: Offsets, text: str) -> np.ndarray:
     """For each token, the index ``(T,)`` of the last token of the other tokenizer that shares a character; -1: none.
 
-    Offsets are the begins and ends of the tokens in ``text``, in characters. White space is ignored: tokenizers
+    Offsets are where each token starts and ends in ``text``, in characters. White space is ignored: tokenizers
     disagree on whether the space before a word belongs to it.
     """
     begins, ends = _of_visible_characters(offsets, text)
@@ -66,7 +66,7 @@ def places_of(offsets: Offsets, other_offsets: Offsets, text: str) -> np.ndarray
 
 
 def _of_visible_characters(offsets: Offsets, text: str) -> tuple[np.ndarray, np.ndarray]:
-    """Begins and ends ``(T,)`` without white space on either side; they are equal if a token is only white space."""
+    """Where tokens start and end, ``(T,)`` each, without white space around them; equal for a token of white space."""
     begins = np.zeros(len(offsets), np.int64)
     ends = np.zeros(len(offsets), np.int64)
     for number, (begin, end) in enumerate(offsets):

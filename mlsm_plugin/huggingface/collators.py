@@ -163,7 +163,7 @@ class MaskedLmCollator(_TextCollator):
         }
 
     def masked_counts(self, batch: Batch) -> tuple[int, int]:
-        """The numbers of masked tokens and of all tokens but special ones of a batch."""
+        """How many tokens of a batch are masked, and how many are not special."""
         return int((batch["labels"] != IGNORED).sum()), int(batch["content"].sum())
 
     def _masked(
@@ -329,7 +329,7 @@ class SpanGroupsCollator(_TextCollator):
         self._not_retrieved = torch.tensor([self.pad, *special[special != self.pad]])
 
     def masked_counts(self, batch: Batch) -> tuple[int, int]:
-        """The numbers of masked tokens and of all tokens but special ones of a batch."""
+        """How many tokens of a batch are masked, and how many are not special."""
         return int(batch["spans"]["length"].sum()), int(batch["content"].sum())
 
     def __call__(self, groups: Sequence[SpanGroup]) -> Batch:

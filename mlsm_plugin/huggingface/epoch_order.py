@@ -47,7 +47,8 @@ class EpochOrder(Sampler[int]):
 def order_by_epoch(trainer: Trainer) -> None:
     """Replace the random order of a Trainer's training samples with an :class:`EpochOrder`; keep other orders.
 
-    ValueError if the share of masks changes during the training, and the order is not random.
+    ValueError if the share of masks changes during the training, and the order is not random or the dataset is not
+    :class:`Samples` itself.
     """
     stock_dataloader = trainer.get_train_dataloader
     masks_change = getattr(getattr(trainer.data_collator, "masking", None), "mask_prob_end", None) is not None
@@ -117,7 +118,7 @@ def samples_record(arguments: TrainingArguments, dataset: object, model: object)
 
 
 def check_same_samples(state: TrainerState, record: dict[str, object], updates: int) -> None:
-    """Check at the start that a training that resumes within an epoch sees the remaining samples of that epoch.
+    """Check that a training that resumes within an epoch sees the remaining samples of that epoch.
 
     The record is part of the state, which the Trainer saves with each checkpoint. Checkpoints without a record are
     accepted.

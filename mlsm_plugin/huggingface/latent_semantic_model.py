@@ -43,7 +43,7 @@ class LatentSemanticModel(PretrainingModel):
     def from_pretrained(  # type: ignore[override]
         cls, path: PathLike, *, num_atoms: int | None = None, **options: Any
     ) -> Self:
-        """Open a stock folder or hub name, with the latent head in it if it has ``num_atoms`` atoms.
+        """Open a stock folder or hub name, and the latent head in it if that has ``num_atoms`` atoms.
 
         A missing masked-LM head is initialized at random. ValueError if the model does not exist, the latent head is
         damaged, or it is missing and ``num_atoms`` is None.

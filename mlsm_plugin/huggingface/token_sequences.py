@@ -245,7 +245,7 @@ def _saved_dataset(folder: Path) -> Rows:
         raise ValueError(f"{folder} is a dataset of Hugging Face, which needs: pip install datasets") from None
     try:
         return load_from_disk(folder)
-    except Exception as error:  # transformers has no common error for damaged files
+    except Exception as error:  # datasets has no common error for damaged files
         raise ValueError(f"the dataset in {folder} cannot be read: {first_line(error)}") from None
 
 
