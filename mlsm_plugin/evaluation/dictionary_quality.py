@@ -1,4 +1,4 @@
-"""How good a dictionary is on a split: what it reconstructs, and what a masked LM loses by its reconstructions."""
+"""The quality of a dictionary on a split: its reconstructions, and the loss of a masked LM that reads them."""
 
 from collections.abc import Callable
 from dataclasses import asdict
@@ -25,13 +25,14 @@ from mlsm_plugin.fairseq_plugin.data.token_blocks import split_fingerprint
 def evaluate_dictionary(
     data_bin: PathLike, split: str, auxiliary: str, coder: SparseCoder, settings: EvaluationSettings
 ) -> JsonObject:
-    """Judge the reconstructions of a coder, then what the model ``auxiliary`` loses by them.
+    """Evaluate the reconstructions of a coder, then the loss of the model ``auxiliary`` with them.
 
-    ValueError if the model, the coder and the text do not fit, or as of these functions.
+    ValueError if the model, the coder and the text do not fit together, or as in the two functions below.
 
     Returns:
-        what decides the figures, and under ``reconstruction`` and ``loss`` those of :func:`evaluate_reconstruction` and
-        :func:`evaluate_loss`; where the model is no masked LM, ``loss`` is None, and ``why_no_loss`` says so.
+        the inputs of the evaluation, and the results of :func:`evaluate_reconstruction` and :func:`evaluate_loss` under
+        ``reconstruction`` and ``loss``; if the model is not a masked LM, ``loss`` is None, and ``why_no_loss`` says
+        why.
     """
     reader = BlockReader(data_bin, split, settings.blocks)
     fingerprint = fitting_fingerprint(auxiliary, coder, settings.layer)
@@ -62,7 +63,7 @@ def evaluate_dictionary(
 
 
 def drawn_blocks(reader: BlockReader, settings: EvaluationSettings) -> np.ndarray:
-    """Numbers of blocks (ascending) that are drawn without replacement until they hold ``max_tokens`` tokens."""
+    """Ascending numbers of random blocks, drawn without replacement until they hold ``max_tokens`` tokens."""
     order = np.random.default_rng(settings.seed).permutation(len(reader))
     sizes = np.cumsum(reader.sizes[order])
     return np.sort(order[: int(np.searchsorted(sizes, settings.max_tokens)) + 1])
@@ -71,17 +72,17 @@ def drawn_blocks(reader: BlockReader, settings: EvaluationSettings) -> np.ndarra
 def evaluate_reconstruction(
     reader: BlockReader, encoder: HiddenStateEncoder, coder: SparseCoder, settings: EvaluationSettings
 ) -> tuple[Figures, int]:
-    """Code the hidden states of the content tokens of the drawn blocks, and judge their reconstructions.
+    """Code the hidden states of the content tokens of the drawn blocks, and evaluate their reconstructions.
 
-    ValueError if a hidden state is NaN or infinite, the coder does not reconstruct, or the blocks hold no content.
+    ValueError if a hidden state is NaN or infinite, the coder cannot reconstruct, or the blocks hold no content.
 
     Returns:
-        the figures, see :meth:`ReconstructionQuality.result`; and how many codes miss the accuracy that was requested.
+        the figures, see :meth:`ReconstructionQuality.result`; and how many codes miss the requested accuracy.
     """
     quality = ReconstructionQuality(coder.num_atoms, coder.dim)
     inexact = 0
-    drawn = drawn_blocks(reader, settings)
-    for blocks in shown_chunks(reader, drawn, batch_tokens=settings.batch_tokens, what="reconstructing"):
+    numbers = drawn_blocks(reader, settings)
+    for blocks in shown_chunks(reader, numbers, batch_tokens=settings.batch_tokens, what="reconstructing"):
         positions, hidden = hidden_states_of(blocks, reader, encoder, max_tokens=settings.batch_tokens)
         if (row := first_nonfinite_row(hidden)) is not None:
             raise ValueError(
@@ -98,18 +99,17 @@ def evaluate_reconstruction(
 
 
 def evaluate_loss(reader: BlockReader, model: MaskedLm, coder: SparseCoder, settings: EvaluationSettings) -> Figures:
-    """What a masked LM loses if the hidden states of one layer are replaced by their reconstructions.
+    """The loss of a masked LM when reconstructions replace the hidden states of one layer.
 
-    15 % of the content tokens become ``<mask>``; which ones, depends on the seed and their positions only. Hidden
-    states of content tokens, masked ones included, are replaced by their reconstructions, or by zero vectors (the
-    ablation of SAEBench). Those of BOS, EOS and padding stay. ValueError if a loss is NaN or infinite, or the coder
-    does not reconstruct.
+    15 % of the content tokens become ``<mask>``, depending only on the seed and their positions. Reconstructions, or
+    zero vectors (the ablation of SAEBench), replace the hidden states of all content tokens, masked or not. The hidden
+    states of BOS, EOS and padding are kept. ValueError if a loss is NaN or infinite, or the coder cannot reconstruct.
 
     Returns:
-        ``masked_tokens``: how many; the mean cross entropy of these, in nats: ``ce_loss_without_sae``,
-        ``ce_loss_with_sae`` (any coder's reconstructions; the name is SAEBench's), ``ce_loss_with_ablation``; and
-        ``ce_loss_score = (ablation - with) / (ablation - without)``, None where the ablation changes nothing. Without
-        a masked token, all are None.
+        ``masked_tokens``: their number; their mean cross entropy in nats: ``ce_loss_without_sae``,
+        ``ce_loss_with_sae`` (with the reconstructions of any coder; the name is SAEBench's), ``ce_loss_with_ablation``;
+        and ``ce_loss_score = (ablation - with) / (ablation - without)``, None if the ablation changes nothing. Without
+        masked tokens, all are None.
     """
 
     def reconstructed(hidden: Tensor) -> Tensor:
@@ -123,8 +123,8 @@ def evaluate_loss(reader: BlockReader, model: MaskedLm, coder: SparseCoder, sett
     }
     sums = dict.fromkeys(changes, 0.0)
     count = 0
-    drawn = drawn_blocks(reader, settings)
-    chunks = shown_chunks(reader, drawn, batch_tokens=settings.batch_tokens, what="masked-LM loss")
+    numbers = drawn_blocks(reader, settings)
+    chunks = shown_chunks(reader, numbers, batch_tokens=settings.batch_tokens, what="masked-LM loss")
     for batch in masked_batches(reader, chunks, seed=settings.seed, batch_tokens=settings.batch_tokens):
         count += int(batch.masked.sum())
         for name, change in changes.items():
@@ -143,16 +143,17 @@ def evaluate_loss(reader: BlockReader, model: MaskedLm, coder: SparseCoder, sett
 def replaced_losses(
     model: MaskedLm, batch: MaskedBatch, layer: int, change: Callable[[Tensor], Tensor] | None
 ) -> Tensor:
-    """Cross entropies ``(n_masked,)`` float64, in nats, after ``change`` has replaced the hidden states ``(n, dim)`` of
-    the content tokens in a layer; None replaces nothing.
+    """Cross entropies ``(n_masked,)`` float64 in nats, with ``change`` applied to the hidden states of one layer.
+
+    ``change`` maps the hidden states ``(n, dim)`` of the content tokens; None: no change.
     """
     if change is None:
         return model.losses(batch.inputs, batch.masked, batch.targets)
-    where = batch.content.to(model.device)
+    content = batch.content.to(model.device)
 
     def change_some(hidden: Tensor) -> Tensor:
         changed = hidden.clone()
-        changed[where] = change(hidden[where]).to(hidden)
+        changed[content] = change(hidden[content]).to(hidden)
         return changed
 
     with model.changed(layer, change_some):

@@ -1,4 +1,4 @@
-"""Is one encoder better than another? Retrieval and masked words without labels; probes and similarity with labels."""
+"""Comparison of encoders: retrieval and masked words without labels, probes and similarity with labels."""
 
 import logging
 import math
@@ -22,24 +22,24 @@ SHORTEST_QUERY = 5  # words
 RANKS = 10  # of nDCG@10
 MASKED_WORDS = 0.15
 RESAMPLES = 1000
-PENALTIES = (0.01, 0.1, 1.0)  # inverse L2, of which one is chosen by cross-validation
+PENALTIES = (0.01, 0.1, 1.0)  # inverse L2; cross-validation chooses one
 NATS_PER_BIT = math.log(2)
 
 
 @dataclass(frozen=True)
 class Retrieval:
-    """Passages of consecutive lines, and sentences that were taken out of some of them."""
+    """Passages of consecutive lines, and queries: sentences removed from some of the passages."""
 
     passages: list[str]
     queries: list[str]
-    sources: list[int]  # for each query the number of its passage
+    sources: list[int]  # the passage number of each query
 
 
 @dataclass
 class Measure:
-    """A figure of a model with its parts, from which differences between models get an interval.
+    """A figure of a model with its n parts, which give intervals for differences between models.
 
-    The figure is the sum of ``values`` divided by the sum of ``weights``; both are ``(n,)``.
+    The figure is the sum of ``values`` ``(n,)`` divided by the sum of ``weights`` ``(n,)``.
     """
 
     values: np.ndarray
@@ -51,7 +51,7 @@ class Measure:
         return float(self.values.sum() / self.weights.sum())
 
     def difference(self, other: "Measure", seed: int = 1) -> tuple[float, float]:
-        """A bootstrap interval (95 %) of this figure minus that of ``other``, measured on the same parts."""
+        """The 95 % bootstrap interval of this figure minus the figure of ``other``, measured on the same parts."""
         rng = np.random.default_rng(seed)
         rows = rng.integers(len(self.values), size=(RESAMPLES, len(self.values)))
         figures = self.values[rows].sum(axis=1) / self.weights[rows].sum(axis=1)
@@ -62,12 +62,12 @@ class Measure:
 
 @dataclass(frozen=True)
 class EvaluationData:
-    """What every model is measured on."""
+    """The data on which every model is measured."""
 
     retrieval: Retrieval | None = None
-    lines: list[str] = field(default_factory=list)  # of which words are masked
-    words: list[list[int]] = field(default_factory=list)  # for each line the numbers of the masked words
-    labelled: dict[str, tuple[LabelledTexts, LabelledTexts]] = field(default_factory=dict)  # to train and test probes
+    lines: list[str] = field(default_factory=list)  # words of these are masked
+    words: list[list[int]] = field(default_factory=list)  # numbers of the masked words of each line
+    labelled: dict[str, tuple[LabelledTexts, LabelledTexts]] = field(default_factory=dict)  # train and test
     similarity: dict[str, LabelledTexts] = field(default_factory=dict)
 
 
@@ -80,14 +80,14 @@ def read_evaluation_data(
     """Read all files, and choose queries and masked words.
 
     Args:
-        texts: held-out text, a sentence a line, blank lines between documents.
+        texts: held-out text with one sentence per line and blank lines between documents.
         labelled: a training and a test file for each linear probe, see :func:`read_labelled_texts`.
-        similarity: files of pairs with a score in the place of the label.
+        similarity: files of pairs with a score instead of a label.
         settings: number of queries and passages, the seed, and whether labelled and scored files have a header.
 
     Raises:
-        ValueError: nothing to measure on, a text is too short for retrieval, a file is damaged, all scores are the
-            same, or a package is missing.
+        ValueError: there is nothing to measure on, a text is too short for retrieval, a file is damaged, all scores
+            are the same, or a package is missing.
     """
     if labelled:
         _import_scikit_learn()
@@ -101,12 +101,12 @@ def read_evaluation_data(
         probes[_unused(_name(train_path), probes)] = (train, test)
     pairs: dict[str, LabelledTexts] = {}
     for path in similarity:
-        scored = read_labelled_texts(path, regression=True, header=settings.header)
-        if scored.texts_per_line != 2:
+        scored_pairs = read_labelled_texts(path, regression=True, header=settings.header)
+        if scored_pairs.texts_per_line != 2:
             raise ValueError(f"{path}: similarity needs two texts in each line: score, tab, text, tab, text")
-        if len({float(score) for score in scored.labels}) < 2:
+        if len({float(score) for score in scored_pairs.labels}) < 2:
             raise ValueError(f"{path}: all scores are the same; a correlation needs pairs of different similarity")
-        pairs[_unused(Path(path).stem, pairs)] = scored
+        pairs[_unused(Path(path).stem, pairs)] = scored_pairs
     if not texts:
         return EvaluationData(labelled=probes, similarity=pairs)
     documents = documents_of(texts)
@@ -117,7 +117,7 @@ def read_evaluation_data(
 def evaluate_encoder(
     encoder: SentenceEncoder, data: EvaluationData, *, batch_tokens: int = BATCH_TOKENS
 ) -> dict[str, Measure]:
-    """The measures of a model, by their names: ``nDCG@10``, ``bits/token``, ``bits/word``, and one for each file."""
+    """The measures of a model by name: ``nDCG@10``, ``bits/token``, ``bits/word``, and one for each file."""
     measures: dict[str, Measure] = {}
     if data.retrieval is not None:
         measures["nDCG@10"] = _gains(encoder, data.retrieval, batch_tokens)
@@ -127,13 +127,13 @@ def evaluate_encoder(
         logger.warning("no masked words are predicted: %s", encoder.why_no_head)
     for name, (train, test) in data.labelled.items():
         measures[name] = _probe(encoder, name, train, test, batch_tokens)
-    for name, scored in data.similarity.items():
-        measures[name] = _similarity(encoder, name, scored, batch_tokens)
+    for name, scored_pairs in data.similarity.items():
+        measures[name] = _similarity(encoder, name, scored_pairs, batch_tokens)
     return measures
 
 
 def bm25_gains(retrieval: Retrieval) -> Measure:
-    """nDCG@10 of BM25 over lower-cased words, which every encoder should be compared with; needs ``bm25s``."""
+    """nDCG@10 of BM25 over lower-cased words, a baseline for every encoder; needs ``bm25s``."""
     try:
         import bm25s
     except ImportError:
@@ -148,7 +148,7 @@ def bm25_gains(retrieval: Retrieval) -> Measure:
 
 
 def make_retrieval(documents: Sequence[Sequence[str]], settings: QualitySettings) -> Retrieval:
-    """Passages of :data:`PASSAGE_LINES` consecutive lines of a document; a query is a line taken out of one.
+    """Passages of :data:`PASSAGE_LINES` consecutive lines of a document; a query is a line removed from a passage.
 
     ValueError if fewer than :data:`FEWEST_QUERIES` passages have a line of :data:`SHORTEST_QUERY` words.
     """
@@ -179,7 +179,7 @@ def make_retrieval(documents: Sequence[Sequence[str]], settings: QualitySettings
 def choose_masked_words(
     documents: Sequence[Sequence[str]], settings: QualitySettings
 ) -> tuple[list[str], list[list[int]]]:
-    """Lines of the text, and the numbers of their words to mask: 15 %, the same for every model."""
+    """Random lines of the text, and the numbers of the words to mask: 15 %, the same for every model."""
     lines = [line for document in documents for line in document]
     rng = random.Random(settings.seed)
     lines = rng.sample(lines, min(len(lines), 2 * settings.queries))
@@ -191,7 +191,7 @@ def choose_masked_words(
 
 
 def documents_of(texts: Sequence[PathLike]) -> list[list[str]]:
-    """The lines of each document of text files, without blank ones."""
+    """The lines of each document of text files, without blank lines."""
     documents: list[list[str]] = [[]]
     for line in read_text(texts):
         if line:
@@ -209,7 +209,7 @@ def _gains(encoder: SentenceEncoder, retrieval: Retrieval, batch_tokens: int) ->
 
 
 def _measure_of_ranks(numbers: np.ndarray, sources: Sequence[int]) -> Measure:
-    """nDCG with one passage to find for each query, in the ranked ``numbers`` ``(n, k)``: 1 / log2(1 + rank)."""
+    """nDCG with one relevant passage per query, 1 / log2(1 + rank), from ranked passage ``numbers`` ``(n, k)``."""
     hits = numbers == np.array(sources)[:, None]
     gains = (hits / np.log2(np.arange(2, numbers.shape[1] + 2))).sum(axis=1)
     return Measure(gains, np.ones(len(gains)))
@@ -247,11 +247,11 @@ def _probe(
 def linear_probe(train: np.ndarray, labels: Sequence[str], test: np.ndarray) -> np.ndarray:
     """The labels that logistic regression on frozen vectors predicts, as in SentEval (Conneau and Kiela 2018).
 
-    Columns are standardized as in the training rows, and the L2 penalty is chosen by cross-validation on them.
+    Columns are standardized by the training rows, and cross-validation on these rows chooses the L2 penalty.
 
     Args:
         train: ``(n, dim)``.
-        labels: of the training rows, two or more different ones.
+        labels: labels of the training rows, at least two distinct labels.
         test: ``(m, dim)``.
 
     Returns:
@@ -269,7 +269,7 @@ def linear_probe(train: np.ndarray, labels: Sequence[str], test: np.ndarray) -> 
     probe = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000))
     _, counts = np.unique(labels, return_counts=True)
     folds = min(3, int(counts.min()))
-    if folds < 2:  # a label with a single text cannot be held out
+    if folds < 2:  # cross-validation needs two texts of each label
         return np.asarray(probe.fit(train, labels).predict(test))
     search = GridSearchCV(probe, {"logisticregression__C": PENALTIES}, cv=folds)
     return np.asarray(search.fit(train, labels).predict(test))
@@ -283,7 +283,7 @@ def _import_scikit_learn() -> None:
 
 
 def _features_of_pairs(encoder: SentenceEncoder, texts: LabelledTexts, what: str, batch_tokens: int) -> np.ndarray:
-    """The vectors of single texts; of pairs u and v, SentEval's ``[|u - v|, u * v]``."""
+    """The vectors of single texts; SentEval's ``[|u - v|, u * v]`` for pairs u and v."""
     columns = [
         encoder.vectors(column, batch_tokens=batch_tokens, what=what) for column in zip(*texts.texts, strict=True)
     ]
@@ -292,15 +292,15 @@ def _features_of_pairs(encoder: SentenceEncoder, texts: LabelledTexts, what: str
     return np.concatenate([np.abs(columns[0] - columns[1]), columns[0] * columns[1]], axis=1)
 
 
-def _similarity(encoder: SentenceEncoder, name: str, scored: LabelledTexts, batch_tokens: int) -> Measure:
+def _similarity(encoder: SentenceEncoder, name: str, scored_pairs: LabelledTexts, batch_tokens: int) -> Measure:
     """Spearman's correlation of the cosines with the scores, as the mean of products of standardized ranks."""
     from scipy.stats import rankdata
 
-    left, right = zip(*scored.texts, strict=True)
+    left, right = zip(*scored_pairs.texts, strict=True)
     first = _unit_rows(encoder.vectors(left, batch_tokens=batch_tokens, what=name))
     second = _unit_rows(encoder.vectors(right, batch_tokens=batch_tokens, what=name))
     ranks = []
-    for values in ((first * second).sum(axis=1), np.array([float(label) for label in scored.labels])):
+    for values in ((first * second).sum(axis=1), np.array([float(label) for label in scored_pairs.labels])):
         ranked = rankdata(values)
         deviation = ranked.std()
         ranks.append((ranked - ranked.mean()) / (deviation if deviation else 1.0))
@@ -314,7 +314,7 @@ def _unit_rows(vectors: np.ndarray) -> np.ndarray:
 
 
 def _name(path: PathLike) -> str:
-    """The name of a task: that of the folder of its training file, as in ``sst2/train.tsv``, else of the file."""
+    """The name of a task: the folder for a file such as ``sst2/train.tsv``, else the name of the training file."""
     stem = Path(path).name.split(".")[0]
     folder = Path(path).resolve().parent.name
     return folder if stem == "train" and folder else stem

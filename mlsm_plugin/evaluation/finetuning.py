@@ -1,4 +1,4 @@
-"""Fine-tuning of an encoder in the Trainer of Hugging Face, once for each seed; a stopped run resumes."""
+"""Fine-tuning of an encoder in Hugging Face's Trainer, once for each seed; a stopped run resumes."""
 
 import shutil
 import statistics
@@ -19,21 +19,21 @@ from mlsm_plugin.evaluation.starting_models import EXPORTED, open_starting_model
 from mlsm_plugin.evaluation.text_classifier import Prediction, TextClassifier, measured
 from mlsm_plugin.huggingface.training import TRAINER_STATE, last_checkpoint
 
-MODEL = "model"  # the folder of the classifier, of each seed and of the best one
-CHECKPOINTS = "checkpoints"  # in the folder of a seed, until it is done
+MODEL = "model"  # the folder of the classifier of a seed, and of the best classifier
+CHECKPOINTS = "checkpoints"  # in the folder of a seed, until its training is done
 
 
 class Finetuning:
     """Fine-tunes an encoder on labelled texts, with several seeds.
 
-    ValueError or FileNotFoundError if model or texts cannot be used; nothing is written before.
+    ValueError or FileNotFoundError if model or texts cannot be used; this is checked before anything is written.
 
     Args:
-        model: folder of a Hugging Face encoder, or its hub name with ``hf:``; or a RoBERTa-like checkpoint of fairseq
-            in a folder with ``dict.txt`` and the tokenizer, or this folder.
+        model: folder of a Hugging Face encoder, or its hub name with ``hf:``; or a RoBERTa-like fairseq checkpoint in
+            a folder with ``dict.txt`` and the tokenizer, or that folder.
         files: labelled texts by split: ``train``, ``valid`` and optionally ``test``.
         output: folder for the runs, predictions, ``results.json``, and the best model.
-        settings: how it is trained.
+        settings: how the model is trained.
     """
 
     def __init__(
@@ -55,9 +55,9 @@ class Finetuning:
             check_tokens(texts, self.start.tokenizer, settings.max_unk_rate)
 
     def run(self, seeds: Sequence[int]) -> JsonObject:
-        """Train what is missing, and write ``results.json``; returns its content.
+        """Train the missing runs, and write ``results.json``; return its content.
 
-        ValueError if the folder holds other runs, another process is writing there, or a training fails.
+        ValueError if the folder holds other runs, another process is writing to it, or a training fails.
         """
         with only_writer(self.output):
             folder = self._folder()
@@ -73,7 +73,7 @@ class Finetuning:
         return summary
 
     def _folder(self) -> PlannedFolder:
-        """The folder of the runs; its plan has all inputs, but not the seeds, of which a later command may add more."""
+        """The folder of the runs; its plan has all inputs except the seeds, since a later command may add seeds."""
         plan = {
             **self.start.fingerprint(),
             "files": {split: sha256_of_files(texts.path) for split, texts in self.texts.items()},
@@ -83,15 +83,15 @@ class Finetuning:
         return PlannedFolder(self.output, plan, seal_file="results.json", advice=advice)
 
     def _check_recorded(self, folder: PlannedFolder) -> None:
-        """Raise ValueError if the folder was begun with another plan; forget that plan if nothing was trained yet."""
-        recorded = folder.recorded_plan
-        if recorded is not None and "checkpoint" in recorded:
+        """Raise ValueError if the folder has another plan; forget that plan if nothing was trained yet."""
+        plan = folder.recorded_plan
+        if plan is not None and "checkpoint" in plan:
             raise ValueError(
                 f"{self.output} holds runs of fairseq, which an older version of `mlsm finetune` trained; choose "
                 "another --output"
             )
         trained = [*self.output.glob(f"seed-*/{CHECKPOINTS}/*"), *self.output.glob(f"seed-*/{MODEL}")]
-        if folder.differences() and not trained:  # a mistyped option must not refuse the corrected command
+        if folder.differences() and not trained:  # the corrected command must run after a mistyped option
             shutil.rmtree(self.output / EXPORTED, ignore_errors=True)
             folder.forget()
         folder.check()
@@ -119,7 +119,7 @@ class Finetuning:
         return check_json(run.sealed_content(), fields(self._measures()), run.seal_path)
 
     def _trained(self, classifier: TextClassifier, seed: int, folder: Path) -> JsonObject:
-        """The results of a new classifier on the validation and the test texts; writes it, and its predictions."""
+        """Train a classifier, write it and its predictions, and return its results on validation and test texts."""
         checkpoints = folder / CHECKPOINTS
         best = classifier.train(self.texts["train"], self.texts["valid"], checkpoints, seed)
         classifier.write(best, folder / MODEL)
@@ -135,7 +135,7 @@ class Finetuning:
         return {"score": figures[f"valid_{measure}"], **figures}
 
     def _keep(self, seed: int) -> None:
-        """Make the model of a seed that of the output."""
+        """Make the model of this seed the model of the output folder."""
         with new_model_folder(self.output / MODEL, overwrite=True) as folder:
             for file in (self.output / f"seed-{seed}" / MODEL).iterdir():
                 link_file(file, folder / file.name)
@@ -144,21 +144,21 @@ class Finetuning:
         return [split for split in self.texts if split != "train"]
 
     def _measures(self) -> dict[str, Check]:
-        """What the result of a seed holds."""
+        """The checks for the entries of a seed's result."""
         f1 = ("f1",) if self.settings.metric == "f1" else ()
         measures = ("pearson", "spearman") if self.settings.regression else ("accuracy", *f1)
         return {"score": number, **{f"{split}_{name}": number for split in self._held_out() for name in measures}}
 
 
 def write_predictions(path: Path, texts: LabelledTexts, predictions: Sequence[Prediction]) -> None:
-    """Write a line for each text: its label, the predicted label, the probability of this label, and the text."""
+    """Write a line for each text: its label, the predicted label with its probability, and the text."""
     with atomic_open(path, "w") as file:
         for expected, (label, score), parts in zip(texts.labels, predictions, texts.texts, strict=True):
             file.write("\t".join([expected, label, f"{score:.4f}", *parts]) + "\n")
 
 
 def summarized(results: list[JsonObject]) -> dict[str, dict[str, float]]:
-    """Mean and standard deviation over the seeds (n - 1; 0 for one seed) of each measure."""
+    """The mean and the standard deviation (n - 1; 0 for one seed) of each measure over the seeds."""
     names = [name for name in results[0] if name not in ("seed", "score")]
     values = {name: [result[name] for result in results] for name in names}
     return {
@@ -170,15 +170,16 @@ def summarized(results: list[JsonObject]) -> dict[str, dict[str, float]]:
 
 
 def check_tokens(texts: LabelledTexts, tokenizer: HuggingFaceTokenizer, max_unk_rate: float) -> None:
-    """Raise ValueError if a tokenizer has no token for a text, such as a zero-width space (the message names its
-    line), or more than the share ``max_unk_rate`` of the texts is unknown; warn of less.
+    """Raise ValueError if a text has no tokens, such as a zero-width space, or too much of the texts is unknown.
+
+    The message names the line of such a text. At most the share ``max_unk_rate`` may be unknown, with a warning.
     """
-    counted = UnknownTokens()
+    total = UnknownTokens()
     for index, parts in enumerate(texts.texts):
         for text in parts:
             unknown = tokenizer.unknown_of(text)
             if not unknown.tokens:
                 raise ValueError(f"{texts.where(index)}: the text {text!r} has no tokens after normalization")
-            counted.add_text(unknown)
-    counted.check(str(texts.path), max_unk_rate)
-    counted.warn(str(texts.path))
+            total.add_text(unknown)
+    total.check(str(texts.path), max_unk_rate)
+    total.warn(str(texts.path))

@@ -1,4 +1,4 @@
-"""Did a model get better? What a training step measures on held-out text, of the model before and after."""
+"""Measurement of a model on held-out text, before and after a training."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,7 +21,7 @@ from mlsm_plugin.evaluation.quality_settings import QualitySettings
 from mlsm_plugin.evaluation.quality_tables import RETRIEVAL, WORDS, is_lower, record_of
 from mlsm_plugin.evaluation.sentence_encoders import open_sentence_encoder
 
-# a minute on two cores for two models of the size of MiniLM
+# takes a minute on two cores for two models of MiniLM's size
 SMALL = QualitySettings(queries=200, passages=400)
 GOT_WORSE = (
     "The loss fell, but the sentence vectors find fewer passages than before: the model got worse at search and "
@@ -31,18 +31,18 @@ GOT_WORSE = (
 
 @dataclass(frozen=True)
 class HeldOutQuality:
-    """What is measured of each model: retrieval, masked words, and linear probes on ``labelled`` files.
+    """Measures each model by retrieval, masked words, and linear probes on ``labelled`` files.
 
     Attributes:
         labelled: a training and a test file for each probe.
-        settings: how much of the text is used, and which.
+        settings: which part of the text is used, and how much.
     """
 
     labelled: Sequence[tuple[PathLike, PathLike]] = ()
     settings: QualitySettings = field(default_factory=lambda: SMALL)
 
     def identity(self) -> JsonObject:
-        """The values that decide the figures, besides the files."""
+        """The values on which the figures depend, besides the files."""
         return identity(self.settings)
 
     def files(self) -> list[Path]:
@@ -50,7 +50,7 @@ class HeldOutQuality:
         return [Path(path) for paths in self.labelled for path in paths]
 
     def check(self) -> None:
-        """Raise ValueError for labelled files that cannot be used."""
+        """Raise ValueError if the labelled files cannot be used."""
         if self.labelled:
             read_evaluation_data([], self.labelled, [], self.settings)
 
@@ -58,14 +58,14 @@ class HeldOutQuality:
         """Measure models on a text, and compare each with the first.
 
         Args:
-            models: their folders, by the names of the rows.
-            text: held-out text, a sentence a line, blank lines between documents.
-            loss_fell: whether the loss of the last model is lower than that of the first.
+            models: their folders by row name.
+            text: held-out text with one sentence per line and blank lines between documents.
+            loss_fell: whether the last model has a lower loss than the first.
             device: where the models run; None: a GPU if there is one.
 
         Returns:
             ``models`` with the figures (see :func:`record_of`), the numbers of ``sentences`` and ``passages``, and
-            ``notes``: lines that say what was left out, and what got worse.
+            ``notes``: lines about figures that were left out or got worse.
         """
         notes: list[str] = []
         data = self._data(text, notes)
@@ -77,7 +77,7 @@ class HeldOutQuality:
                     encoder = open_sentence_encoder(folder, device)
                     parameters[name] = encoder.parameters
                     measures[name] = evaluate_encoder(encoder, data)
-            except ValueError as error:  # the model is trained and saved: no reason to fail
+            except ValueError as error:  # do not fail: the model is already trained and saved
                 notes.append(f"the models are not compared: {error}")
                 measures = {}
         if len(measures) > 1 and _got_worse(measures, loss_fell):
@@ -90,7 +90,7 @@ class HeldOutQuality:
         }
 
     def _data(self, text: Path, notes: list[str]) -> EvaluationData:
-        """What to measure on; a line in ``notes`` if the text is too small to measure anything without labels."""
+        """The data to measure on; adds a line to ``notes`` if the text is too short for retrieval and masked words."""
         probes = read_evaluation_data([], self.labelled, [], self.settings).labelled if self.labelled else {}
         documents = documents_of([text])
         try:
@@ -103,6 +103,6 @@ class HeldOutQuality:
 
 
 def _got_worse(measures: Mapping[str, Mapping[str, Measure]], loss_fell: bool) -> bool:
-    """Whether the last model has a lower loss than the first, and finds fewer passages."""
+    """Whether the last model has a lower loss than the first, but finds fewer passages."""
     first, *_, last = measures.values()
     return is_lower(last, first, RETRIEVAL) and (loss_fell or is_lower(last, first, WORDS))

@@ -1,5 +1,5 @@
-"""Labelled texts in TSV files: ``label TAB text``, or ``label TAB text TAB text`` for pairs; and GLUE in JSON lines, as
-the BabyLM evaluation pipeline has it.
+"""Labelled texts in TSV files: ``label TAB text``, or ``label TAB text TAB text`` for pairs; and GLUE in the JSON lines
+of the BabyLM evaluation pipeline.
 """
 
 import logging
@@ -14,7 +14,7 @@ from mlsm_plugin.core.text.labels import warn_of_similar_labels
 from mlsm_plugin.core.text.shared_text import NamedText, warn_of_shared_text
 from mlsm_plugin.core.text.text_files import check_text, is_json_lines, json_objects, numbered_lines
 
-# the pipeline's tasks: the keys of the first text, how they become one, and the key of the second text
+# the pipeline's tasks: the keys of the first text, its template, and the key of the second text
 GLUE = {
     "boolq": (("question",), "{}", "passage"),
     "multirc": (("question", "answer"), "Question: {} Answer: {}", "paragraph"),
@@ -25,44 +25,44 @@ GLUE = {
 }
 FIRST_LINE = "; if the first line names the columns, pass --header"
 logger = logging.getLogger(__name__)
-NO_LABEL = "-1"  # what GLUE's test files and SNLI have in place of a label
+NO_LABEL = "-1"  # stands for a missing label in GLUE's test files and in SNLI
 
 
 @dataclass(frozen=True)
 class LabelledTexts:
-    """The labelled texts of a file, one in each line."""
+    """The labelled texts of a file, one per line."""
 
     path: Path
-    labels: tuple[str, ...]  # as written
-    texts: tuple[tuple[str, ...], ...]  # one or two in each line
-    lines: tuple[int, ...]  # their numbers in the file, from 1
+    labels: tuple[str, ...]  # as in the file
+    texts: tuple[tuple[str, ...], ...]  # one or two per line
+    lines: tuple[int, ...]  # line numbers in the file, from 1
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def where(self, index: int) -> str:
-        """File and line of a labelled text, for error messages."""
+        """The file and line of a labelled text, for error messages."""
         return f"{self.path}, line {self.lines[index]}"
 
     @property
     def texts_per_line(self) -> int:
-        """Number of texts in a line: 1, or 2 for pairs."""
+        """Number of texts per line: 1, or 2 for pairs."""
         return len(self.texts[0])
 
     def label_counts(self) -> str:
-        """Each label with its number of texts, the most frequent first: ``pos 120, neg 80``."""
+        """Each label with its number of texts, most frequent first: ``pos 120, neg 80``."""
         return ", ".join(f"{label} {count:,}" for label, count in Counter(self.labels).most_common())
 
 
 def read_labelled_texts(path: PathLike, *, regression: bool = False, header: bool = False) -> LabelledTexts:
-    """All lines of a UTF-8 file but blank ones and, with ``header``, the first, which names the columns.
+    """All lines of a UTF-8 file, except blank lines and, with ``header``, the first line, which names the columns.
 
-    A file called ``*.jsonl`` (or ``*.jsonl.gz``) has the ``label`` and the texts of a task of ``GLUE`` in each line.
+    In a file called ``*.jsonl`` (or ``*.jsonl.gz``), each line has the ``label`` and the texts of a task of ``GLUE``.
 
     Raises:
-        ValueError: a line has too few or too many columns, lacks a key, or has an empty text, or a label that is not a
-            number or is ``-1``, or repeats the header (the message names the line), the file is empty, or its first
-            line is no header.
+        ValueError: a line has too few or too many columns, lacks a key, has an empty text or label, has a label that
+            is not a number (with ``regression``) or is ``-1`` (without), or repeats the header (the message names the
+            line); the file is empty; or its first line is not a header.
         OSError: the file cannot be read.
     """
     rows: list[tuple[str, tuple[str, ...], int]] = []
@@ -85,7 +85,7 @@ def read_labelled_texts(path: PathLike, *, regression: bool = False, header: boo
             raise ValueError(f"{where} has {len(rest) + 1} columns; expected label, text and for pairs a second text")
         if not label or not all(rest):
             raise ValueError(f"{where} has an empty {'label' if not label else 'text'}")
-        if "\r" in label:  # fairseq would end its line in the dictionary of labels there
+        if "\r" in label:  # fairseq would end the line of its label dictionary there
             raise ValueError(f"{where}: the label {label!r} has a carriage return")
         if rows and len(rest) != len(rows[0][1]):
             raise ValueError(f"{where} has {len(rest)} texts, but the lines before have {len(rows[0][1])}")
@@ -104,7 +104,7 @@ def read_labelled_texts(path: PathLike, *, regression: bool = False, header: boo
 
 
 def _json_rows(path: PathLike) -> Iterator[tuple[int, list[str]]]:
-    """Number, label and two texts of each line; whitespace in them becomes single spaces."""
+    """The number, label and two texts of each line; runs of whitespace become single spaces."""
     for number, item in json_objects(path):
         present = {key for key, value in item.items() if isinstance(value, str) and value.strip()}
         task = next((keys for keys in GLUE.values() if {*keys[0], keys[2]} <= present), None)
@@ -132,10 +132,10 @@ def check_same_kind(
 ) -> None:
     """Raise ValueError if files have different kinds of texts or labels.
 
-    That is so if they have different numbers of texts in a line, ``train`` has fewer than two labels or lacks one of
-    the ``held_out`` files, or, unless ``allow_single``, only one text has a label, such as the name of the column in a
-    header. For ``regression`` labels are numbers, which may differ. There is a warning for labels that look alike, a
-    text with several labels, and texts of ``held_out`` that are in ``train``, too.
+    This means that they have different numbers of texts per line; that ``train`` has fewer than two labels, or lacks a
+    label of the ``held_out`` files; or, unless ``allow_single``, that a label has only one text, such as the column
+    name in a header. With ``regression``, labels are numbers, which may differ. Warns of labels that look alike, of
+    texts with several labels, and of texts of ``held_out`` that are also in ``train``.
     """
     known = set(train.labels)
     if not regression and len(known) < 2:
@@ -165,7 +165,7 @@ def _named(texts: LabelledTexts) -> NamedText:
 
 
 def _warn_of_several_labels(texts: LabelledTexts) -> None:
-    """Log a warning if equal texts have different labels."""
+    """Warn if the same text has different labels."""
     first: dict[tuple[str, ...], int] = {}
     contradictions = []
     for index, text in enumerate(texts.texts):
@@ -181,7 +181,7 @@ def _warn_of_several_labels(texts: LabelledTexts) -> None:
 
 
 def _check_no_single_label(train: LabelledTexts, held_out: list[LabelledTexts]) -> None:
-    """A header that stands in a file several times, as after ``cat``, is one text with one label, too."""
+    """Raise ValueError if a label has a single text; copies count once, since ``cat`` can repeat a header."""
     texts_of: dict[str, list[tuple[str, ...]]] = defaultdict(list)
     for label, texts in zip(train.labels, train.texts, strict=True):
         texts_of[label].append(texts)

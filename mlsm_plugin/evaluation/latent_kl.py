@@ -1,4 +1,4 @@
-"""How much of the masked tokens' latent semantics a model predicts, compared with a unigram baseline."""
+"""How well a model predicts the latent semantics of masked tokens, compared with a unigram baseline."""
 
 import logging
 from dataclasses import dataclass
@@ -24,15 +24,15 @@ UNSEEN = 1e-8  # probability of an atom that the training split never uses
 
 @dataclass(frozen=True)
 class LatentKl:
-    """Mean KL divergence in nats from the codes of the masked tokens of a split."""
+    """Mean KL divergences, in nats, from the codes of the masked tokens of a split."""
 
-    model: float  # of the model's prediction
-    unigram: float  # of the mean code of the training split, which is the same for every token
-    num_tokens: int  # masked tokens that have a code
+    model: float  # for the model's predictions
+    unigram: float  # for the mean code of the training split, predicted for every token
+    num_tokens: int  # masked tokens with a code
 
 
 def mean_code(store: CodeStore, top: int | None = None) -> np.ndarray:
-    """Mean target distribution, of the ``top`` strongest atoms, over the tokens of a store, ``(n_atoms,)`` float64."""
+    """Mean target distribution ``(n_atoms,)`` float64 over the tokens of a store, of their ``top`` strongest atoms."""
     total = np.zeros(store.num_atoms)
     for start in range(0, store.num_tokens, ROWS_AT_ONCE):
         codes = store.lookup(np.arange(start, min(start + ROWS_AT_ONCE, store.num_tokens)))
@@ -46,10 +46,10 @@ def mean_code(store: CodeStore, top: int | None = None) -> np.ndarray:
 def evaluate_latent_kl(
     run: PathLike, data_bin: PathLike, split: str = "valid", *, batch_size: int = 32, codes: PathLike | None = None
 ) -> LatentKl:
-    """Evaluate the model of a run's folder and the unigram baseline on the same masked tokens, masked as in training.
+    """Evaluate the model in the folder of a run and the unigram baseline on the same tokens, masked as in training.
 
-    ``codes`` is the folder of the codes of ``split`` and ``train``; None: the binarized dataset. ValueError if the
-    model has no latent head or predicts other codes, these do not belong to the data, or no masked token has one.
+    ``codes`` is the folder with the codes of ``split`` and ``train``; None: the binarized dataset. ValueError if the
+    model has no latent head or predicts other codes, the codes belong to other data, or no masked token has a code.
     """
     hub = from_pretrained(run)
     if hub.num_atoms == 0:
@@ -58,13 +58,13 @@ def evaluate_latent_kl(
     hub.task.cfg.latent_source = "store"  # even if the model was trained on codes computed online
     codes = Path(codes or data_bin)
     hub.task.cfg.latent_codes = str(codes)
-    predicted = dict(hub.task.state_dict())
+    predicted_codes = dict(hub.task.state_dict())
     train = CodeStore(codes / "train.codes")
     hub.task.load_dataset(split)
-    for recorded in (hub.task.state_dict(), origin_of(train.meta, hub.task.cfg.latent_top)):
+    for stored_codes in (hub.task.state_dict(), origin_of(train.meta, hub.task.cfg.latent_top)):
         check_same_codes(
-            before=predicted,
-            now=recorded,
+            before=predicted_codes,
+            now=stored_codes,
             codes=f"the codes in {codes}",
             others=f"those that {run} predicts",
             remedy="pass the folder of those as codes",

@@ -1,4 +1,4 @@
-"""Batches of a split with masks, the same for every model."""
+"""Masked batches of a split, the same for every model."""
 
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
@@ -28,9 +28,9 @@ class MaskedBatch(NamedTuple):
 def masked_batches(
     reader: BlockReader, chunks: Iterable[list[Block]], *, seed: int, batch_tokens: int
 ) -> Iterator[MaskedBatch]:
-    """Blocks with masks, which depend on the seed and the positions of the tokens; batches without any are left out.
+    """Masked batches of blocks; the masks depend on the seed and the positions. Batches without masks are left out.
 
-    ``chunks`` are lists of blocks of the split; a batch has ``batch_tokens`` tokens at most, padding included.
+    ``chunks`` are lists of blocks of the split; a batch has at most ``batch_tokens`` tokens, including padding.
     """
     mask = reader.dictionary.index("<mask>")
     pad = reader.dictionary.pad()
@@ -45,7 +45,7 @@ def masked_batches(
 
 
 def shown_chunks(reader: BlockReader, numbers: np.ndarray, *, batch_tokens: int, what: str) -> Iterator[list[Block]]:
-    """The blocks of some numbers, about ``batch_tokens`` tokens at a time, with a progress bar named ``what``."""
+    """The blocks with these numbers, about ``batch_tokens`` tokens at a time, with a progress bar named ``what``."""
     pieces = (piece for number in numbers for piece in reader.block(int(number)))
     with Progress(total=int(reader.sizes[numbers].sum()), desc=what, unit="token", unit_scale=True) as progress:
         for chunk in chunks_of(pieces, batch_tokens):

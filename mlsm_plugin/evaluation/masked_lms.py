@@ -1,4 +1,4 @@
-"""Masked language models whose hidden states of one layer can be replaced, of fairseq and of Hugging Face."""
+"""Masked LMs of fairseq and Hugging Face, in which the hidden states of a layer can be replaced."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
@@ -30,7 +30,7 @@ class NoMaskedLmError(ValueError):
 class MaskedLm(ABC):
     """A masked LM in eval mode."""
 
-    dictionary: Dictionary  # fairseq's, of the data, with <mask>
+    dictionary: Dictionary  # fairseq's dictionary of the data, with <mask>
     device: torch.device
     _model: Any
     _half: bool
@@ -42,21 +42,21 @@ class MaskedLm(ABC):
 
     @abstractmethod
     def changed(self, layer: int, change: Change) -> Any:
-        """A context in which ``change``, from and to ``(B, T, dim)`` float32, replaces hidden state ``layer``."""
+        """A context in which ``change`` is applied to hidden state ``layer``, ``(B, T, dim)`` float32."""
 
     @abstractmethod
     def logits(self, tokens: Tensor, masked: Tensor) -> Tensor:
-        """Logits ``(n_masked, V)`` of the masked ones (bool, ``(B, T)``) of fairseq's ids ``(B, T)``."""
+        """Logits ``(n_masked, V)`` of the ``masked`` tokens (bool, ``(B, T)``) of fairseq's ids ``(B, T)``."""
 
     @abstractmethod
     def columns(self, tokens: Tensor) -> Tensor:
-        """The columns of the logits that belong to fairseq's ids."""
+        """The columns of the logits for fairseq's ids."""
 
     @torch.no_grad()
     def losses(self, tokens: Tensor, masked: Tensor, targets: Tensor) -> Tensor:
-        """Cross entropies of the ``masked`` tokens (bool ``(B, T)``): (n_masked,) float64 on the CPU, in nats.
+        """Cross entropies ``(n_masked,)`` float64 of the ``masked`` tokens (bool ``(B, T)``), in nats, on the CPU.
 
-        ``tokens`` and ``targets`` are ``(B, T)`` fairseq's ids, right-padded, with masks and without.
+        ``tokens`` and ``targets`` are fairseq's ids ``(B, T)``, right-padded, with and without masks.
         """
         tokens = tokens.to(self.device)
         masked = masked.to(self.device)
@@ -66,7 +66,7 @@ class MaskedLm(ABC):
 
 
 class FairseqMaskedLm(MaskedLm):
-    """A RoBERTa-like model of fairseq, with its head; arguments and errors as for :func:`open_masked_lm`."""
+    """A RoBERTa-like fairseq model with its head; arguments and errors as in :func:`open_masked_lm`."""
 
     def __init__(self, name: PathLike, data_bin: PathLike, *, device: Device = None, fp16: bool = False) -> None:
         self.dictionary = load_dictionary(data_bin)
@@ -90,7 +90,7 @@ class FairseqMaskedLm(MaskedLm):
 
 
 class HuggingFaceMaskedLm(MaskedLm):
-    """A masked LM of the types that :class:`HuggingFaceEncoder` takes; arguments as for :func:`open_masked_lm`."""
+    """A masked LM of a type that :class:`HuggingFaceEncoder` takes; arguments as in :func:`open_masked_lm`."""
 
     def __init__(self, name: PathLike, data_bin: PathLike, *, device: Device = None, fp16: bool = False) -> None:
         self.dictionary = load_dictionary(data_bin)
@@ -124,7 +124,7 @@ class HuggingFaceMaskedLm(MaskedLm):
         if layer == len(layers):
             hook = encoder.register_forward_hook(after_encoder)
         elif layer == 0 and getattr(getattr(encoder, "encoder", None), "conv", None) is not None:
-            hook = encoder.encoder.register_forward_pre_hook(before_layer)  # DeBERTa-v2's convolution reads it, too
+            hook = encoder.encoder.register_forward_pre_hook(before_layer)  # DeBERTa-v2's convolution also reads it
         else:
             hook = layers[layer].register_forward_pre_hook(before_layer)
         try:
@@ -143,10 +143,10 @@ class HuggingFaceMaskedLm(MaskedLm):
 
 
 def open_masked_lm(name: PathLike, data_bin: PathLike, *, device: Device = None, fp16: bool = False) -> MaskedLm:
-    """Open the masked LM of this name; arguments are those of :class:`HiddenStateEncoder`.
+    """Open the masked LM of this name; arguments as in :class:`HiddenStateEncoder`.
 
-    NoMaskedLmError if the model is no masked LM, its head was not trained, or its source has none; FileNotFoundError or
-    ValueError if it cannot be opened.
+    NoMaskedLmError if the model is not a masked LM, its head was not trained, or its kind of source has no head;
+    FileNotFoundError or ValueError if it cannot be opened.
     """
     source = source_of(name)
     kinds = {FairseqEncoder: FairseqMaskedLm, HuggingFaceEncoder: HuggingFaceMaskedLm}
@@ -156,7 +156,7 @@ def open_masked_lm(name: PathLike, data_bin: PathLike, *, device: Device = None,
 
 
 def layers_of_library(encoder: Any) -> Any:
-    """The layers of a model of Hugging Face, whose first argument are the hidden states."""
+    """The layers of a Hugging Face model; the first argument of each layer is the hidden states."""
     for place in ("encoder.layer", "transformer.layer", "layers"):
         module = encoder
         for part in place.split("."):

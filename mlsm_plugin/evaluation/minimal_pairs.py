@@ -1,5 +1,5 @@
 """Accuracy on minimal pairs by pseudo-log-likelihood (Salazar et al., ACL 2020): BLiMP (Warstadt et al., 2020), its
-supplement and EWoK (Ivanova et al., 2024), in the files of the BabyLM evaluation pipeline, and as it counts them.
+supplement and EWoK (Ivanova et al., 2024), with the files and the means of the BabyLM evaluation pipeline.
 """
 
 import logging
@@ -31,11 +31,11 @@ from mlsm_plugin.evaluation.pair_models import PairModel
 if TYPE_CHECKING:
     from mlsm_plugin.hub.interface import MlsmHubInterface
 
-# Nats; scores of a pair that differ by less are a tie. Batches change a score by float noise: by at most 7.4e-6 for 120
-# sentences of 19 tokens on average, in ten batches each.
+# In nats; a smaller difference between the scores of a pair is a tie. The batch changes a score by rounding: by at most
+# 7.4e-6 for 120 sentences of 19 tokens on average, in ten batches each.
 TIE = 1e-3
 logger = logging.getLogger(__name__)
-LARGEST_TIES = 0.5  # share of the pairs
+LARGEST_TIES = 0.5  # share of the pairs; a larger share causes a warning
 NAMED_FILES = 5  # in a warning
 SHOWN_CHARACTERS = 80  # of a sentence in an error message
 BLIMP = ("sentence_good", "sentence_bad")
@@ -45,21 +45,21 @@ KEYS = "the texts sentence_good and sentence_bad (BLiMP), or Context1, Context2 
 
 @dataclass(frozen=True)
 class MinimalPair:
-    """An acceptable sentence, and one that is not; or one sentence after an acceptable context, and after another."""
+    """An acceptable and an unacceptable sentence; or the same sentence after a fitting context and after another."""
 
     good: str
     bad: str
     where: str  # file and line, for error messages
-    contexts: Sequence[str] = ("", "")  # before the sentences: what is read, but not scored
+    contexts: Sequence[str] = ("", "")  # texts before the sentences, which are read, but not scored
     task: str = ""
-    field: str | None = None  # of linguistics, in BLiMP
+    field: str | None = None  # the field of linguistics, in BLiMP
 
 
 def pair_files(paths: Sequence[PathLike]) -> list[str]:
-    """The files, and those of folders and below that are called ``*.jsonl``, perhaps compressed, sorted.
+    """The files themselves, and the sorted ``*.jsonl`` files, plain or compressed, in folders and their subfolders.
 
-    A warning names the files of folders that are left out, and files that may be copies of each other.
-    FileNotFoundError if a folder has no such file.
+    Warns of files in folders that are left out, and of files that may be copies of each other. FileNotFoundError if a
+    folder has no such file.
     """
     by_location: dict[str, str] = {}
     for path in paths:
@@ -76,7 +76,7 @@ def pair_files(paths: Sequence[PathLike]) -> list[str]:
 
 
 def _files_in(folder: Path) -> list[str]:
-    """The files with pairs in a folder and below; what lies in hidden folders is not looked at."""
+    """The files with pairs in a folder and its subfolders; hidden folders are ignored."""
     files: list[str] = []
     left_out: list[str] = []
     for path in sorted(folder.rglob("*")):
@@ -98,8 +98,8 @@ def read_pairs(path: PathLike) -> list[MinimalPair]:
     """Read JSON lines of BLiMP, its supplement or EWoK; blank lines and other keys are skipped.
 
     BLiMP has ``sentence_good`` and ``sentence_bad``, and may have ``field`` and the task, ``UID``. EWoK has
-    ``Context1``, ``Context2`` and ``Target1``, which is scored after the first context, the right one, and after the
-    second; the task is the ``Domain``. Without this key, a task has the name of its file.
+    ``Context1``, ``Context2`` and ``Target1``. ``Target1`` is scored after each context; the first is the right one.
+    The task is the ``Domain``. Without ``UID`` or ``Domain``, a task has the name of its file.
 
     ValueError if a line is not a JSON object or lacks a text (the message names the line), or there is no pair.
     """
@@ -114,7 +114,7 @@ def read_pairs(path: PathLike) -> list[MinimalPair]:
         field = names.get("field")
         for text in (*texts, *names.values()):
             check_text(text, where)
-        field = "syntax/semantics" if field == "syntax_semantics" else field  # as the pipeline calls it
+        field = "syntax/semantics" if field == "syntax_semantics" else field  # the pipeline's name for it
         good, bad, *contexts = texts
         pairs.append(MinimalPair(good, bad, where, contexts or ("", ""), task, field))
     if not pairs:
@@ -131,23 +131,23 @@ def evaluate_pairs(
 ) -> JsonObject:
     """How often a masked LM finds the good sentence of a pair more likely.
 
-    ``files`` holds the pairs of :func:`read_pairs` by the path of their file, of which the share ``max_unk_rate`` may
-    be unknown. ValueError if more is unknown, or as for :func:`compare_pairs`.
+    ``files`` holds the pairs of :func:`read_pairs` by the path of their file. At most the share ``max_unk_rate`` of a
+    file may be unknown. ValueError if more is unknown, or as in :func:`compare_pairs`.
 
     Returns:
-        ``pairs``, ``accuracy`` and ``ties`` over all files, the same of each under ``files`` and of each field under
-        ``fields``; ``mean_of_files``, the mean of their accuracies; for each folder of files under ``folders`` the
-        number of its ``tasks`` and the mean of their accuracies, as the pipeline has it; and the ``mean`` of these.
+        ``pairs``, ``accuracy`` and ``ties`` over all files, the same for each file under ``files`` and for each field
+        under ``fields``; ``mean_of_files``, the mean accuracy of the files; under ``folders`` for each folder its
+        number of ``tasks`` and their mean ``accuracy``, as in the pipeline; and ``mean``, the mean over the folders.
     """
     for path, pairs in files.items():
         texts = [text for pair in pairs for text in (pair.good, pair.bad, *pair.contexts)]
         unknown = model.unknown(text for text in texts if text)
         unknown.check(path, max_unk_rate)
         unknown.warn(path)
-    every = [(path, pair) for path, pairs in files.items() for pair in pairs]
-    verdicts = compare_pairs(model, [pair for _, pair in every], batch_tokens=batch_tokens)
+    all_pairs = [(path, pair) for path, pairs in files.items() for pair in pairs]
+    verdicts = compare_pairs(model, [pair for _, pair in all_pairs], batch_tokens=batch_tokens)
     groups: dict[str, dict[Any, list[int]]] = {"files": {}, "fields": {}, "tasks": {}}
-    for (path, pair), verdict in zip(every, verdicts, strict=True):
+    for (path, pair), verdict in zip(all_pairs, verdicts, strict=True):
         names = (path, pair.field, (str(Path(path).parent), pair.task))
         for group, name in zip(groups.values(), names, strict=True):
             group.setdefault(name, []).append(verdict)
@@ -163,9 +163,9 @@ def evaluate_pairs(
     for (folder, _), task in figures.pop("tasks").items():
         folders.setdefault(folder, []).append(task["accuracy"])
     means = {folder: {"tasks": len(tasks), "accuracy": fmean(tasks)} for folder, tasks in folders.items()}
-    of_files = fmean(file["accuracy"] for file in figures["files"].values())
+    mean_of_files = fmean(file["accuracy"] for file in figures["files"].values())
     mean = fmean(folder_means["accuracy"] for folder_means in means.values())
-    return {**figures, **_figures(verdicts), "mean_of_files": of_files, "folders": means, "mean": mean}
+    return {**figures, **_figures(verdicts), "mean_of_files": mean_of_files, "folders": means, "mean": mean}
 
 
 def _figures(verdicts: list[int]) -> JsonObject:
@@ -181,12 +181,12 @@ def pseudo_log_likelihoods(
     batch_tokens: int = 8192,
     progress: bool = False,
 ) -> list[float]:
-    """For each sentence the sum over its scored tokens of ``log p(token | all others)``, in nats.
+    """The sum of ``log p(token | all other tokens)`` over the scored tokens of each sentence, in nats.
 
-    ``model`` is a :class:`PairModel`, or a loaded masked LM of :func:`mlsm_plugin.hub.from_pretrained`; ``encoded`` has
-    the ids of each sentence with those that begin and end it, ``(T,)``, and ``starts`` the place of its first scored
-    token (None: all are scored). A forward pass has ``batch_tokens``; n scored tokens take n rows. ValueError if a
-    score is not finite.
+    ``model`` is a :class:`PairModel`, or a masked LM loaded by :func:`mlsm_plugin.hub.from_pretrained`; ``encoded`` has
+    the ids ``(T,)`` of each sentence, including special tokens at its ends; ``starts`` has the place of its first
+    scored token (None: all tokens of the sentence are scored). A forward pass has at most ``batch_tokens`` tokens; n
+    scored tokens take n rows. ValueError if a score is not finite.
     """
     model = _pair_model(model)
     scores = [0.0] * len(encoded)
@@ -218,13 +218,13 @@ def pseudo_log_likelihoods(
 def compare_pairs(
     model: "PairModel | MlsmHubInterface", pairs: Sequence[MinimalPair], *, batch_tokens: int = 8192
 ) -> list[int]:
-    """For each pair 1 if the good sentence is more likely, -1 if the bad one is, and 0 for a tie.
+    """For each pair, 1 if the good sentence is more likely, -1 if the bad sentence is, and 0 for a tie.
 
-    It is a tie if the scores of :func:`pseudo_log_likelihoods` differ by less than ``TIE``; of a pair with contexts,
-    the tokens after them are scored. The result does not depend on ``batch_tokens``: sentences with the same ids have
-    the same score, and pairs close to a tie are scored again, each sentence in a batch of its own. ValueError if a
-    sentence has no token to score, or more than the model has positions, or its context ends within a token (the
-    message names file and line), or a score is not finite.
+    A tie means that the scores of :func:`pseudo_log_likelihoods` differ by less than ``TIE``. In a pair with contexts,
+    only the tokens after the context are scored. The result does not depend on ``batch_tokens``: sentences with the
+    same ids have the same score, and pairs close to a tie are scored again, each sentence in a separate batch.
+    ValueError if a sentence has no token to score, has more tokens than the model has positions, or its context ends
+    within a token (the message names file and line); or if a score is not finite.
     """
     model = _pair_model(model)
     encoded = [
@@ -250,7 +250,7 @@ def compare_pairs(
 
 
 def _verdict(difference: float) -> int:
-    """1 if the first of two scores is larger, -1 if it is smaller, and 0 for a tie."""
+    """1 for a positive difference, -1 for a negative difference, and 0 for a tie."""
     if abs(difference) < TIE:
         return 0
     return 1 if difference > 0 else -1
@@ -261,13 +261,13 @@ def _pair_model(model: "PairModel | MlsmHubInterface") -> PairModel:
 
 
 def _encode(model: PairModel, text: str, context: str, where: str) -> tuple[Tensor, int]:
-    """Ids ``(T,)`` of a context and a sentence, and the place of its first token; errors say ``where``."""
+    """Ids ``(T,)`` of a context and a sentence, and the place of the sentence's first token; errors name ``where``."""
     text = f"{context} {text}" if context else text
     tokens = model.encode(text)
     before = tokens[: model.before]
     if context:
-        of_context = model.encode(context)
-        before = of_context[: len(of_context) - model.after]
+        context_ids = model.encode(context)
+        before = context_ids[: len(context_ids) - model.after]
     shown = repr(text if len(text) <= SHOWN_CHARACTERS else text[:SHOWN_CHARACTERS] + "...")
     if len(tokens) == len(before) + model.after:
         raise ValueError(f"{where}: a sentence has no token, so it cannot be scored: {shown}")
@@ -284,7 +284,7 @@ def _encode(model: PairModel, text: str, context: str, where: str) -> tuple[Tens
 def _batches(
     encoded: Sequence[Tensor], starts: Sequence[int], ends: Sequence[int], batch_tokens: int
 ) -> Iterator[list[tuple[int, int]]]:
-    """Batches of (sentence, place of its mask) for all scored tokens, similar lengths together."""
+    """Batches of (sentence, place of its mask) for all scored tokens, sorted by length."""
     rows: list[tuple[int, int]] = []
     for sentence in sorted(range(len(encoded)), key=lambda i: len(encoded[i])):
         length = len(encoded[sentence])

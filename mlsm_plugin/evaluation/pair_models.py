@@ -1,4 +1,4 @@
-"""Masked LMs that score sentences: checkpoints of fairseq, and folders of Hugging Face, each with its own ids."""
+"""Masked LMs that score sentences: fairseq checkpoints and Hugging Face folders, each with its own ids."""
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 
 class PairModel:
-    """A loaded model of :func:`mlsm_plugin.hub.from_pretrained`; ValueError if its masked-LM head was not trained.
+    """A model loaded by :func:`mlsm_plugin.hub.from_pretrained`; ValueError if its masked-LM head was not trained.
 
     ``mask`` and ``pad`` are ids, ``positions`` is the length of the longest sentence in tokens, and ``before`` and
-    ``after`` are the numbers of tokens that begin and end each.
+    ``after`` are the numbers of special tokens before and after each sentence.
     """
 
     before = 1
@@ -40,7 +40,7 @@ class PairModel:
         self.device = interface.device
 
     def encode(self, text: str) -> Tensor:
-        """Ids ``(T,)`` of a text, with those that begin and end it."""
+        """Ids ``(T,)`` of a text, including the special tokens at its ends."""
         return torch.as_tensor(self._interface.encode(text))
 
     def logits(self, tokens: Tensor, masked: Tensor) -> Any:
@@ -48,14 +48,14 @@ class PairModel:
         return self._interface.model(tokens, masked_tokens=masked)[0]
 
     def unknown(self, texts: Iterable[str]) -> UnknownTokens:
-        """The unknown tokens of the texts of a file."""
+        """Counts the unknown tokens of the texts of a file."""
         return unknown_tokens_in(texts, self._interface.bpe, self._dictionary)
 
 
 class LibraryModel(PairModel):
-    """The masked LM in a folder of Hugging Face or of a hub name, of a type that :class:`LibraryEncoder` takes.
+    """A masked LM in a Hugging Face folder or on the hub, of a type that :class:`LibraryEncoder` takes.
 
-    ValueError if the model or its tokenizer cannot be read, they do not fit, or one of them is not for masked LM.
+    ValueError if the model or its tokenizer cannot be read, they do not fit together, or either is not for masked LM.
     """
 
     def __init__(self, name: PathLike, device: Device = None) -> None:
@@ -80,21 +80,21 @@ class LibraryModel(PairModel):
         return self._head.project(self._head.transform(hidden[masked]))
 
     def unknown(self, texts: Iterable[str]) -> UnknownTokens:
-        counted = UnknownTokens()
+        unknown = UnknownTokens()
         for text in texts:
-            counted.add_text(self._tokenizer.unknown_of(text))
-        return counted
+            unknown.add_text(self._tokenizer.unknown_of(text))
+        return unknown
 
 
 def is_library_model(name: PathLike) -> bool:
-    """Whether it is one of Hugging Face, or of fairseq; ValueError or FileNotFoundError if there is no model."""
+    """Whether it is a Hugging Face model, not a fairseq model; ValueError or FileNotFoundError if there is no model."""
     if is_hf(name) or is_library_folder(name):
         return bool(weight_files(hf_folder(name, weights=True)))
     return not checkpoint_of(name)
 
 
 def open_pair_model(name: PathLike, device: Device = None) -> PairModel:
-    """The model of a checkpoint, of the folder of a run, or of Hugging Face; errors as of the classes."""
+    """Open a fairseq checkpoint, the folder of a run, or a Hugging Face model; errors as in the classes."""
     if is_library_model(name):
         return LibraryModel(name, device)
     interface = from_pretrained(name)

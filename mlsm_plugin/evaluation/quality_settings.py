@@ -1,4 +1,4 @@
-"""How encoders are compared; imports nothing slow, for the help of the command."""
+"""Settings of the comparison of encoders; imports nothing slow, so that the command's help is fast."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ FEWEST_QUERIES = 20
 
 @dataclass(frozen=True, kw_only=True)
 class QualitySettings:
-    """What is measured, and on how much of the text; ValueError if a value is out of range."""
+    """How many sentences and passages are measured; ValueError if a value is out of range."""
 
     queries: int = option(
         500, least=FEWEST_QUERIES, help="number of sentences, each of which has to find the passage it is from"

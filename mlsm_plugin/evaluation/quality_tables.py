@@ -1,4 +1,4 @@
-"""Figures of several encoders as JSON and as a table, each with an interval of its difference from the first one."""
+"""Figures of several encoders as JSON and as a table, with intervals of the differences from the first encoder."""
 
 from collections.abc import Mapping
 
@@ -11,7 +11,7 @@ NOT_MEASURED = "-"
 
 
 def record_of(rows: Mapping[str, Mapping[str, Measure]], parameters: Mapping[str, int]) -> JsonObject:
-    """The figures of all rows as JSON, with the interval of each difference from the first row."""
+    """The figures of all rows as JSON, each with the interval of its difference from the first row."""
     reference = next(iter(rows.values()))
     record: JsonObject = {}
     for name, measures in rows.items():
@@ -24,7 +24,7 @@ def record_of(rows: Mapping[str, Mapping[str, Measure]], parameters: Mapping[str
 
 
 def table_of(record: Mapping[str, JsonObject]) -> list[str]:
-    """The lines of a table with a row for each model of :func:`record_of`."""
+    """The lines of a table with a row for each model of the ``record`` of :func:`record_of`."""
     columns = list(dict.fromkeys(name for entry in record.values() for name in entry["measures"]))
     table = [["model", "parameters", *columns]]
     for name, entry in record.items():
@@ -40,7 +40,7 @@ def table_of(record: Mapping[str, JsonObject]) -> list[str]:
 
 
 def contradictions(measures: Mapping[str, Mapping[str, Measure]]) -> list[str]:
-    """A line for each model that predicts masked words better than the first, and retrieves worse."""
+    """A line for each model that predicts masked words better than the first model, but is worse at retrieval."""
     first, *others = measures
     return [
         f"{name} predicts masked words better than {first}, but its sentence vectors find fewer passages: it got worse "
@@ -51,7 +51,7 @@ def contradictions(measures: Mapping[str, Mapping[str, Measure]]) -> list[str]:
 
 
 def is_lower(measures: Mapping[str, Measure], reference: Mapping[str, Measure], name: str) -> bool:
-    """Whether a figure is lower than that of the reference, beyond chance."""
+    """Whether a figure is significantly lower than in the reference: the 95 % interval is below 0."""
     if name not in measures or name not in reference:
         return False
     _, highest = measures[name].difference(reference[name])

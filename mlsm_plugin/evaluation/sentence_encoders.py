@@ -1,4 +1,4 @@
-"""Encoders that give vectors of sentences and predict masked words: Hugging Face folders and fairseq checkpoints."""
+"""Encoders for sentence vectors and masked words: Hugging Face folders and fairseq checkpoints."""
 
 import logging
 from abc import ABC, abstractmethod
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 BATCH_TOKENS = 8192
 NOT_FINITE = "is damaged, or its training has diverged; not finite are its"
-NO_WORD = -1  # the word of a token that begins or ends a text
+NO_WORD = -1  # the word number of a token that belongs to no word
 MODULES = list_of(fields({"type": is_text, "path": is_text}))
 POOLINGS = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls"}
 
@@ -37,12 +37,12 @@ class SentenceEncoder(ABC):
     """An encoder in eval mode, in float32.
 
     Attributes:
-        name: how it was opened.
-        pad: id of padding.
-        mask: id of the mask; None: the model predicts no masked tokens, and ``why_no_head`` says why.
-        positions: longest text in tokens; longer ones are cut.
-        pooling: how the vector of a text is made of its last hidden states: ``mean`` of all, or that of the first
-            token, ``cls``.
+        name: the name with which it was opened.
+        pad: id of the padding token.
+        mask: id of the mask token; None: the model predicts no masked tokens, and ``why_no_head`` says why.
+        positions: longest text in tokens; longer texts are cut.
+        pooling: the vector of a text: ``mean``: the mean of its last hidden states; ``cls``: the last hidden state of
+            its first token.
         parameters: number of parameters of the encoder without its head.
     """
 
@@ -57,9 +57,9 @@ class SentenceEncoder(ABC):
 
     @abstractmethod
     def encoded(self, text: str) -> tuple[list[int], list[int]]:
-        """The ids of a text with those that begin and end it, and the number of the word of each (``text.split()``).
+        """The ids of a text, including special tokens at its ends, and the number of each token's word.
 
-        A token that is no part of a word has ``NO_WORD``. Both lists have the same length.
+        Words are counted in ``text.split()``. ``NO_WORD`` for tokens outside words. Both lists have the same length.
         """
 
     @abstractmethod
@@ -72,7 +72,7 @@ class SentenceEncoder(ABC):
 
     @torch.no_grad()
     def vectors(self, texts: Sequence[str], *, batch_tokens: int = BATCH_TOKENS, what: str = "encoding") -> np.ndarray:
-        """The vector of each text, ``(n, dim)`` float32; ``what`` names the progress bar.
+        """The vectors of texts, ``(n, dim)`` float32; ``what`` names the progress bar.
 
         ValueError if a vector is not finite.
         """
@@ -103,28 +103,30 @@ class SentenceEncoder(ABC):
         batch_tokens: int = BATCH_TOKENS,
         what: str = "masked words",
     ) -> list[tuple[float, int, int]]:
-        """Cross entropy of the masked ``words`` of each text, all of whose tokens are masked at once.
+        """Cross entropy of the masked ``words`` of each text; all their tokens are masked at once.
+
+        ValueError if a loss is not finite.
 
         Args:
             texts: the texts.
-            words: for each text the numbers of the words of ``text.split()`` that are masked.
-            batch_tokens: tokens in one forward pass, padding included.
+            words: for each text, the numbers of its masked words in ``text.split()``.
+            batch_tokens: tokens in one forward pass, including padding.
             what: name of the progress bar.
 
         Returns:
-            for each text the sum of the losses in nats, and the numbers of masked words and of their tokens; words
-            beyond the positions of the model are not counted. ValueError if a loss is not finite.
+            for each text, the sum of the losses in nats, the number of masked words, and the number of their tokens;
+            words beyond the positions of the model are not counted.
         """
         assert self.mask is not None, self.why_no_head
         rows: list[list[int]] = []
         chosen_tokens: list[Tensor] = []
         counts: list[tuple[int, int]] = []
         for text, chosen in zip(texts, words, strict=True):
-            ids, of_words = self.encoded(text)
-            is_chosen = np.isin(of_words, list(chosen))[: self.positions]
+            ids, word_numbers = self.encoded(text)
+            is_chosen = np.isin(word_numbers, list(chosen))[: self.positions]
             rows.append(ids[: self.positions])
             chosen_tokens.append(torch.from_numpy(is_chosen))
-            counts.append((len(set(np.array(of_words[: self.positions])[is_chosen])), int(is_chosen.sum())))
+            counts.append((len(set(np.array(word_numbers[: self.positions])[is_chosen])), int(is_chosen.sum())))
         sums = [0.0] * len(rows)
         for indices, tokens in self._batches(rows, batch_tokens, what):
             masked = pad_sequence([chosen_tokens[index] for index in indices], batch_first=True).to(self.device)
@@ -141,7 +143,7 @@ class SentenceEncoder(ABC):
         return [(total, *count) for total, count in zip(sums, counts, strict=True)]
 
     def _batches(self, rows: Sequence[list[int]], batch_tokens: int, what: str) -> Iterator[tuple[list[int], Tensor]]:
-        """Numbers of rows of similar length, and their right-padded ids; the longest come first."""
+        """The numbers of rows of similar length, and their right-padded ids; the longest rows come first."""
         order = sorted(range(len(rows)), key=lambda index: -len(rows[index]))
         with Progress(total=len(rows), desc=what, unit="text") as progress:
             while order:
@@ -156,10 +158,10 @@ class SentenceEncoder(ABC):
 
 
 class HuggingFaceSentences(SentenceEncoder):
-    """A model of Hugging Face, with its masked-LM head if there is one.
+    """A Hugging Face model, with its masked-LM head if it has one.
 
-    The pooling is that of a folder of sentence-transformers, else the mean. ValueError if the model or its tokenizer
-    cannot be read, they do not fit, or the pooling of the folder is neither ``mean`` nor ``cls``.
+    A sentence-transformers folder sets the pooling; otherwise it is the mean. ValueError if the model or its tokenizer
+    cannot be read, they do not fit together, or the folder has a pooling other than ``mean`` and ``cls``.
     """
 
     def __init__(self, name: PathLike, device: Device = None) -> None:
@@ -202,7 +204,7 @@ class HuggingFaceSentences(SentenceEncoder):
 
 
 class FairseqSentences(SentenceEncoder):
-    """A RoBERTa-like checkpoint of fairseq; ValueError or FileNotFoundError as of ``hub.from_pretrained``."""
+    """A RoBERTa-like fairseq checkpoint; ValueError or FileNotFoundError as in ``hub.from_pretrained``."""
 
     def __init__(self, name: PathLike, device: Device = None) -> None:
         from mlsm_plugin.fairseq_plugin.compat.model_parts import sentence_encoder
@@ -242,19 +244,19 @@ class FairseqSentences(SentenceEncoder):
 
 
 def is_library_encoder(name: PathLike) -> bool:
-    """Whether the name is that of a folder of Hugging Face, or of the hub."""
+    """Whether this is the name of a Hugging Face folder or a hub name."""
     return is_hf(name) or Path(name, "config.json").is_file()
 
 
 def check_encoder_names(names: Iterable[PathLike]) -> None:
-    """Raise FileNotFoundError for the first name that is neither of the hub nor of a file or folder."""
+    """Raise FileNotFoundError for the first name that is neither a hub name nor an existing file or folder."""
     for name in names:
         if not is_library_encoder(name) and not Path(name).exists():
             raise FileNotFoundError(f"{name} does not exist; a model on the hub is hf:{name}")
 
 
 def open_sentence_encoder(name: PathLike, device: Device = None) -> SentenceEncoder:
-    """The encoder in a folder of Hugging Face or of a fairseq run, in a checkpoint, or of a hub name (``hf:NAME``).
+    """Open an encoder: a Hugging Face folder or hub name (``hf:NAME``), a fairseq checkpoint, or the folder of a run.
 
     ValueError or FileNotFoundError if there is no model, or it cannot be read.
     """
@@ -265,7 +267,7 @@ def open_sentence_encoder(name: PathLike, device: Device = None) -> SentenceEnco
 
 
 def pooling_of(folder: Path) -> str:
-    """``mean`` or ``cls``: what a folder of sentence-transformers says, else ``mean``; ValueError for others."""
+    """The pooling of a sentence-transformers folder, else ``mean``; ValueError unless it is ``mean`` or ``cls``."""
     modules = folder / "modules.json"
     if not modules.is_file():
         return "mean"
@@ -285,9 +287,9 @@ def pooling_of(folder: Path) -> str:
 
 
 def words_of_offsets(text: str, offsets: Sequence[tuple[int, int]]) -> list[int]:
-    """The number of the word of ``text.split()`` in which each token ends.
+    """For each token, the number of the word of ``text.split()`` in which it ends.
 
-    A token of whitespace, as SentencePiece's ``▁``, is part of the next word. ``NO_WORD`` for an empty token.
+    A whitespace token, such as SentencePiece's ``▁``, is part of the next word. ``NO_WORD`` for an empty token.
     """
     word_at = np.full(len(text), NO_WORD)
     number_of_words = len(text.split())
@@ -302,9 +304,9 @@ def words_of_offsets(text: str, offsets: Sequence[tuple[int, int]]) -> list[int]
 
 
 def words_of_pieces(text: str, pieces: Sequence[str]) -> list[int]:
-    """The number of the word of each of SentencePiece's pieces, each word of which begins with ``▁``.
+    """The word number of each SentencePiece piece; a piece with ``▁`` begins a word.
 
-    ``NO_WORD`` for all if the pieces have another number of words than ``text.split()``.
+    ``NO_WORD`` for all pieces if they have another number of words than ``text.split()``.
     """
     words: list[int] = []
     number = -1

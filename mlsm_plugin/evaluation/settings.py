@@ -1,4 +1,4 @@
-"""How a model is fine-tuned, and how a dictionary is judged; imports nothing slow, for the help of commands."""
+"""Settings of fine-tuning and of the evaluation of dictionaries; imports nothing slow, so that help is fast."""
 
 from dataclasses import dataclass, field
 
@@ -31,13 +31,16 @@ class FinetuneSettings(KnownText):
 
     @property
     def best_in(self) -> str:
-        """The figure on the validation texts that decides which epoch is the best."""
+        """The figure on the validation texts by which the best epoch is chosen."""
         return "loss" if self.regression else self.metric
 
 
 @dataclass(frozen=True)
 class EvaluationSettings(ModelRun):
-    """What is evaluated, and how; ValueError if a value is out of range. ``blocks`` are what the model sees at once."""
+    """Settings of the evaluation of a dictionary; ValueError if a value is out of range.
+
+    ``blocks``: the text that the model sees at once.
+    """
 
     layer: int = layer()
     blocks: BlockSettings = field(default_factory=BlockSettings)

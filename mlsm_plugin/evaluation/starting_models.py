@@ -1,4 +1,4 @@
-"""Models that fine-tuning starts from: folders of Hugging Face, and fairseq checkpoints, which are exported first."""
+"""Models to fine-tune: Hugging Face folders, and fairseq checkpoints, which are exported first."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -11,12 +11,12 @@ from mlsm_plugin.core.hidden_states.hf_encoder import HuggingFaceEncoder, model_
 from mlsm_plugin.core.text.hf_tokenizer import HuggingFaceTokenizer
 from mlsm_plugin.evaluation.sentence_encoders import is_library_encoder
 
-EXPORTED = "exported"  # the folder of an exported checkpoint in the output
-COMPARED_TEXTS = 200  # on which an exported checkpoint is compared with the original
+EXPORTED = "exported"  # folder in the output for an exported checkpoint
+COMPARED_TEXTS = 200  # texts on which an exported checkpoint is compared with the original
 
 
 class StartingModel(ABC):
-    """A pre-trained encoder; ``tokenizer`` is the one that it is fine-tuned with."""
+    """A pre-trained encoder, with the ``tokenizer`` for fine-tuning."""
 
     tokenizer: HuggingFaceTokenizer
 
@@ -26,16 +26,16 @@ class StartingModel(ABC):
 
     @abstractmethod
     def stock_folder(self, output: Path, texts: Sequence[str]) -> Path:
-        """The folder of a stock model of Hugging Face, which may be written to the folder ``output``.
+        """The folder of the stock Hugging Face model, which may be written to the folder ``output`` first.
 
-        ValueError if there is no such model, or it differs from the original on the first of the ``texts``.
+        ValueError if there is no such stock model, or it differs from the original on the first ``texts``.
         """
 
 
 class LibraryStart(StartingModel):
-    """An encoder in a folder of Hugging Face or of a hub name (``hf:NAME``).
+    """An encoder in a Hugging Face folder or on the hub (``hf:NAME``).
 
-    ValueError if the model or its tokenizer does not exist or is not supported, or they do not fit.
+    ValueError if the model or its tokenizer does not exist or is not supported, or they do not fit together.
     """
 
     def __init__(self, name: PathLike) -> None:
@@ -50,9 +50,9 @@ class LibraryStart(StartingModel):
 
 
 class CheckpointStart(StartingModel):
-    """A RoBERTa-like checkpoint of fairseq, or the folder of its run.
+    """A RoBERTa-like fairseq checkpoint, or the folder of its run.
 
-    ValueError or FileNotFoundError as of ``hub.from_pretrained``; ValueError if it cannot be exported.
+    ValueError or FileNotFoundError as in ``hub.from_pretrained``; ValueError if it cannot be exported.
     """
 
     def __init__(self, name: PathLike) -> None:
@@ -78,13 +78,13 @@ class CheckpointStart(StartingModel):
         from mlsm_plugin.hub.hf_export import export
 
         folder = output / EXPORTED
-        if not folder.exists():  # it appears as a whole
+        if not folder.exists():  # it is written atomically
             export(self._interface, folder, texts[:COMPARED_TEXTS])
         return folder
 
 
 def open_starting_model(name: PathLike) -> StartingModel:
-    """The model in a folder of Hugging Face or of a fairseq run, in a checkpoint, or of a hub name (``hf:NAME``).
+    """Open a model: a Hugging Face folder or hub name (``hf:NAME``), a fairseq checkpoint, or the folder of a run.
 
     ValueError or FileNotFoundError if there is no model, or it cannot be fine-tuned.
     """

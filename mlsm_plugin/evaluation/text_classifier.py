@@ -1,4 +1,4 @@
-"""A stock text classifier of Hugging Face: made from an encoder, trained in the Trainer, and asked for predictions."""
+"""A stock Hugging Face text classifier: made from an encoder, trained in the Trainer, and used for predictions."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from transformers import EvalPrediction, PretrainedConfig, PreTrainedModel, Trainer, TrainingArguments
 
 CLASSIFIER = "AutoModelForSequenceClassification"
-# names of dropout in the configurations of all supported encoders; that in the feed-forward layers stays as it is
+# dropout options in the configurations of all supported encoders, except dropout in feed-forward layers
 DROPOUTS = (
     "hidden_dropout_prob",
     "attention_probs_dropout_prob",
@@ -33,19 +33,19 @@ DROPOUTS = (
     "seq_classif_dropout",
     "embedding_dropout",
 )
-Prediction = tuple[str, float]  # a label and its probability; for regression the number, twice
+Prediction = tuple[str, float]  # a label and its probability; in regression, the number twice
 
 
 class TextClassifier:
-    """How the encoder in a folder becomes a classifier of some labels.
+    """Trains the encoder in a folder as a classifier, and predicts labels with it.
 
     ValueError if the folder holds no supported encoder, or it overflows in the precision of the settings.
 
     Args:
-        folder: of a stock encoder.
-        tokenizer: that of the encoder.
-        labels: the classes, in the order of the logits; none for regression.
-        settings: how it is trained.
+        folder: folder of a stock encoder.
+        tokenizer: tokenizer of the encoder.
+        labels: the classes in the order of the logits; empty for regression.
+        settings: how the classifier is trained.
     """
 
     def __init__(
@@ -74,14 +74,14 @@ class TextClassifier:
         return config
 
     def samples(self, texts: LabelledTexts) -> tuple[list[dict[str, object]], int]:
-        """The inputs and the label of each text, and the number of texts that were cut to the model's positions."""
+        """The inputs and the label of each text, and how many texts were cut to the model's positions."""
         inputs, cut = self.tokenizer.inputs_of(texts.texts, self.positions)
         numbers = {label: number for number, label in enumerate(self.labels)}
         targets = [numbers[label] if self.labels else float(label) for label in texts.labels]
         return [{**sample, "labels": target} for sample, target in zip(inputs, targets, strict=True)], cut
 
     def train(self, train: LabelledTexts, valid: LabelledTexts, checkpoints: Path, seed: int) -> Path:
-        """Train, or resume a training that was stopped; returns the checkpoint of the best epoch.
+        """Train, or resume a stopped training; return the checkpoint of the best epoch.
 
         ValueError if the weights of the encoder cannot be used or a loss is not finite, OSError if a checkpoint cannot
         be written.
@@ -101,7 +101,7 @@ class TextClassifier:
             save_pretrained(new, load_library_model(checkpoint, kind=CLASSIFIER), tokenizer)
 
     def predictions(self, folder: Path, texts: LabelledTexts) -> list[Prediction]:
-        """What the classifier in a folder predicts."""
+        """The predictions of the classifier in a folder."""
         from transformers import Trainer
 
         model = load_library_model(folder, kind=CLASSIFIER)
@@ -120,9 +120,9 @@ class TextClassifier:
         return model.float()
 
     def _with_new_head(self) -> "PreTrainedModel":
-        """The encoder with a new head, initialized as torch initializes a layer of this width.
+        """The encoder with a new head, initialized at random as torch initializes a layer of this width.
 
-        The usual 0.02 of configurations is that for a width of 768; heads of narrow models would learn slowly with it.
+        The usual 0.02 in configurations suits a width of 768; heads of narrow models would learn slowly with it.
         """
         config = self.config()
         usual = config.initializer_range
@@ -132,7 +132,7 @@ class TextClassifier:
         return model
 
     def _trainer(self, train: LabelledTexts, valid: LabelledTexts, checkpoints: Path, seed: int) -> "Trainer":
-        model = self._model(seed)  # imports transformers without its advice
+        model = self._model(seed)  # imports transformers without its startup messages
         from transformers import PrinterCallback, Trainer
 
         from mlsm_plugin.evaluation.training_epochs import Epochs
@@ -166,7 +166,7 @@ class TextClassifier:
             per_device_eval_batch_size=settings.batch_size,
             learning_rate=settings.lr,
             lr_scheduler_type="linear",
-            warmup_steps=updates * 6 // 100,  # the first of them has the rate 0
+            warmup_steps=updates * 6 // 100,  # the first update has the rate 0
             weight_decay=0.1,
             adam_beta1=0.9,
             adam_beta2=0.98,
@@ -176,7 +176,7 @@ class TextClassifier:
             eval_strategy="epoch",
             save_strategy="epoch",
             logging_strategy="epoch",
-            save_total_limit=1,  # and the best one
+            save_total_limit=1,  # besides the best checkpoint
             load_best_model_at_end=True,
             metric_for_best_model=settings.best_in,
             greater_is_better=not settings.regression,
@@ -205,7 +205,7 @@ class TextClassifier:
 
 
 def check_one_process(arguments: "TrainingArguments") -> None:
-    """Raise ValueError if the Trainer would share the batches with other processes or GPUs."""
+    """Raise ValueError if the Trainer would split the batches over several processes or GPUs."""
     if arguments.world_size > 1:
         raise ValueError("fine-tuning runs in one process; start it without torchrun")
     if arguments.n_gpu > 1:
@@ -216,13 +216,13 @@ def check_one_process(arguments: "TrainingArguments") -> None:
 
 
 def _logits(output: Any) -> np.ndarray:
-    """The logits ``(n, labels)`` in float32 of an ``EvalPrediction`` or a ``PredictionOutput``."""
+    """The logits ``(n, labels)`` float32 of an ``EvalPrediction`` or a ``PredictionOutput``."""
     logits = output.predictions[0] if isinstance(output.predictions, tuple) else output.predictions
     return np.asarray(logits, np.float32)
 
 
 def measured(labels: Sequence[str], predictions: Sequence[Prediction], settings: FinetuneSettings) -> dict[str, float]:
-    """Accuracy, and F1 of the label 1 if the settings ask for it; for regression both correlations."""
+    """Accuracy, and F1 of the label 1 if the settings ask for it; for regression, both correlations."""
     if settings.regression:
         expected = [float(label) for label in labels]
         numbers = [number for _, number in predictions]
@@ -233,13 +233,13 @@ def measured(labels: Sequence[str], predictions: Sequence[Prediction], settings:
     pairs = [(label, predicted) for label, (predicted, _) in zip(labels, predictions, strict=True)]
     measures = {"accuracy": float(np.mean([label == predicted for label, predicted in pairs]))}
     if settings.metric == "f1":
-        ones = sum(pair.count("1") for pair in pairs)
-        measures["f1"] = 2 * pairs.count(("1", "1")) / max(1, ones)
+        positives = sum(pair.count("1") for pair in pairs)
+        measures["f1"] = 2 * pairs.count(("1", "1")) / max(1, positives)
     return measures
 
 
 def _correlation(measure: Callable[..., Any], expected: list[float], predicted: list[float]) -> float:
-    """The correlation by ``measure``; 0 if one of the two lists is constant."""
+    """The correlation of two lists by ``measure``; 0 if either list is constant."""
     if len(set(expected)) < 2 or len(set(predicted)) < 2:
         return 0.0
     return float(measure(expected, predicted)[0])

@@ -1,4 +1,4 @@
-"""The epochs of a fine-tuning in the Trainer: which one is the best, and when it ends."""
+"""The epochs of fine-tuning in the Trainer: which epoch is the best, and when the training ends."""
 
 import math
 from pathlib import Path
@@ -10,7 +10,7 @@ from mlsm_plugin.huggingface.training import TRAINER_STATE, last_checkpoint
 
 
 class Epochs(TrainerCallback):
-    """Prints the results of each epoch, and ends the training after ``patience`` epochs without a better one."""
+    """Prints the results of each epoch, and ends the training after ``patience`` epochs without a better result."""
 
     def __init__(self, settings: FinetuneSettings) -> None:
         self._settings = settings
@@ -18,14 +18,14 @@ class Epochs(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
     ) -> None:
-        """Find the best checkpoint again if the folder was moved since it was written."""
+        """Correct the path of the best checkpoint, in case the folder was moved."""
         if state.best_model_checkpoint is not None:
             state.best_model_checkpoint = str(Path(str(args.output_dir), Path(state.best_model_checkpoint).name))
 
     def on_evaluate(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
     ) -> None:
-        """ValueError if the loss is not finite. The checkpoint of this epoch is then not written."""
+        """Print the results. ValueError if the loss is not finite; the checkpoint of this epoch is then not written."""
         epochs = _evaluations(state)
         figures = epochs[-1]
         if not math.isfinite(figures["eval_loss"]):
@@ -40,12 +40,12 @@ class Epochs(TrainerCallback):
 
 
 def is_over(checkpoint: Path, settings: FinetuneSettings) -> bool:
-    """Whether the training that wrote a checkpoint goes no further."""
+    """Whether the training that wrote a checkpoint is finished."""
     return _has_ended(_state_of(checkpoint), settings)
 
 
 def best_checkpoint(checkpoints: Path, settings: FinetuneSettings) -> Path:
-    """The checkpoint of the best epoch, the first of equal ones."""
+    """The checkpoint of the best epoch; the first of equally good epochs."""
     last = last_checkpoint(checkpoints)
     assert last is not None, f"{checkpoints} has no checkpoint"
     epochs = _evaluations(_state_of(Path(last)))
@@ -62,7 +62,7 @@ def _evaluations(state: TrainerState) -> list[dict[str, float]]:
 
 
 def _best(epochs: list[dict[str, float]], settings: FinetuneSettings) -> int:
-    """The place of the best epoch."""
+    """The index of the best epoch."""
     scores = [figures[f"eval_{settings.best_in}"] for figures in epochs]
     return scores.index(min(scores) if settings.regression else max(scores))
 

@@ -1,7 +1,7 @@
 """The objectives in the Trainer of ``transformers``, without fairseq: coding, collators, models.
 
-All names for users are imported from here. Each is loaded when it is first used, since ``transformers`` takes seconds
-to import; the imports below are for type checkers. A new name stands in both lists.
+Users import all names from here. Each is loaded on first use, since ``transformers`` takes seconds to import; the
+imports below are for type checkers. Add a new name to both lists.
 """
 
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""Continue the pre-training of a Hugging Face model on a text: from the text to the adapted model, resumable."""
+"""Continue the pre-training of a Hugging Face model on a text, from raw text to adapted model; it can be resumed."""
 
 import math
 import os
@@ -76,7 +76,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast, Trainer
 
 VECTORS = "distill-vectors"
-MODELS: dict[str, type[PretrainingModel]] = {  # of the objectives
+MODELS: dict[str, type[PretrainingModel]] = {  # by objective
     "mlm": MaskedLmModel,
     "mlsm": LatentSemanticModel,
     "mlsm+mlm": LatentSemanticModel,
@@ -85,7 +85,7 @@ MODELS: dict[str, type[PretrainingModel]] = {  # of the objectives
     "distill": DistilledModel,
     VECTORS: SentenceVectorModel,
 }
-COLLATORS: dict[str, type[MaskedLmCollator]] = {  # of the objectives that take all of Masking
+COLLATORS: dict[str, type[MaskedLmCollator]] = {  # by objective, for those with all options of Masking
     "mlm": MaskedLmCollator,
     "mlsm": LatentSemanticCollator,
     "mlsm+mlm": LatentSemanticCollator,
@@ -99,11 +99,11 @@ OBJECTIVES_OF_OPTIONS = {
     "learning": WITH_CODES,
     "temperature": ("distill",),
 }
-HELD_OUT = 0.02  # share of the sequences, at their end, if there is no text to evaluate on
+HELD_OUT = 0.02  # share of the sequences, at the end of the text, if no text to evaluate on was passed
 MOST_HELD_OUT = 2000
 LENGTH_OF_STUDENT = 128
 MOST_PASSES = 5  # over the text, to learn a dictionary
-COMPARED_LINES = 200  # of the text, whose ids are compared when the model is written
+COMPARED_LINES = 200  # lines of the text whose ids are compared when the model is written
 TEXT_PARTS = ("train", "valid")
 MODEL = "model"  # the folder of the adapted model in the output
 RECORD = "steps.json"
@@ -111,40 +111,40 @@ DOCUMENTS = "documents.txt"
 HELD_OUT_TEXT = "held_out.txt"
 QUALITY = "quality.json"
 TOKENIZER = "tokenizer"
-AUXILIARY = "auxiliary"  # ends the name of sequences that the auxiliary model reads
+AUXILIARY = "auxiliary"  # suffix of the names of sequences that the auxiliary model reads
 PLACES = "places"
 DICTIONARY = "dictionary"
 CHECKPOINTS = "checkpoints"
-LOGS = "logs"  # of TensorBoard
+LOGS = "logs"  # for TensorBoard
 # the recipe for a model with random weights
 TRAINING_OF_STUDENT = TrainingSettings(optimizer="muon", learning_rate=2e-3, muon_learning_rate=0.01)
 MASKS_OF_STUDENT = Masking(mask_prob=0.3, mask_prob_end=0.15)
-Texts = tuple[TokenSequences, TokenSequences]  # to train on, and to evaluate on
+Texts = tuple[TokenSequences, TokenSequences]  # training text and evaluation text
 
 
 class Quality(Protocol):
-    """What is measured of the models before and after; ``evaluation.held_out_quality`` has one."""
+    """A measurement of the models before and after; ``evaluation.held_out_quality`` implements it."""
 
     def identity(self) -> JsonObject:
-        """The values that decide the figures, besides the files."""
+        """The values on which the figures depend, besides the files."""
 
     def files(self) -> list[Path]:
-        """The files that decide the figures, besides the held-out text."""
+        """The files on which the figures depend, besides the held-out text."""
 
     def check(self) -> None:
         """Raise ValueError if the files cannot be used."""
 
     def measure(self, models: Mapping[str, Path], text: Path, *, loss_fell: bool, device: Device = None) -> JsonObject:
-        """The figures of the models on a text, by their names, and ``notes``."""
+        """The figures on a text by model name, and ``notes``."""
 
 
 @dataclass(frozen=True)
 class Adaptation(KnownText):
-    """What is adapted to which text, and how; ValueError if a value is out of range.
+    """The model, the text and the settings of an adaptation; ValueError if a value is out of range.
 
     Attributes:
         model: folder or hub name of a masked LM with its tokenizer.
-        texts: files with a sentence a line and blank lines between documents.
+        texts: files with one sentence per line and blank lines between documents.
         output: folder for all output.
         learning: how the dictionary is learned, and from which layer.
         masking: how much is masked, and how.
@@ -152,7 +152,7 @@ class Adaptation(KnownText):
         epochs: passes over the text; None: train for ``training.updates``.
     """
 
-    model: str = undeciding()  # what these hold decides, and not how they are called
+    model: str = undeciding()  # the contents of these matter, not their names
     texts: Sequence[str] = undeciding()
     output: str = undeciding()
     objective: str = option("mlsm+mlm", choices=tuple(MODELS), help="what the model is trained for")
@@ -238,21 +238,21 @@ class Adaptation(KnownText):
 
 
 def adapt(settings: Adaptation, quality: Quality | None = None) -> dict[str, JsonObject]:
-    """Tokenize, learn and code if the objective needs it, train, and write ``model`` in the output folder.
+    """Tokenize the text, learn and code if the objective needs it, train, and write ``model`` in the output folder.
 
-    Every step resumes after a stop, or is skipped if it is complete. A step with other settings or inputs than before
-    runs again, and those after it; what they had made is renamed. Under torchrun all processes code and train.
+    Each step resumes after a stop, and is skipped if it is complete. If its settings or inputs have changed, it runs
+    again, as do all later steps; their earlier output is renamed. Under torchrun, all processes code and train.
 
     Args:
-        settings: what is adapted to which text, and how.
-        quality: what is measured of the models before and after; None: only the losses.
+        settings: the model, the text and how it is trained.
+        quality: measures the models before and after; None: only the losses.
 
     Returns:
-        the figures on the held-out text ``before`` and ``after``, in nats, and those of ``quality``; only in the first
-        process.
+        the figures on the held-out text ``before`` and ``after``, in nats, and the figures of ``quality``; only in
+        the first process.
 
     Raises:
-        ValueError: model, tokenizer, text and settings do not belong together.
+        ValueError: model, tokenizer, text and settings do not fit together.
         OSError: a file cannot be read or written.
     """
     keep_freed_memory()
@@ -272,7 +272,7 @@ def adapt(settings: Adaptation, quality: Quality | None = None) -> dict[str, Jso
 
 
 def _run(chain: "_Chain", record: StepRecord, quality: Quality | None) -> None:
-    """Run the steps that are not complete; of a complete training, only what is measured afterwards."""
+    """Run the incomplete steps; after a complete training, only the measurement."""
     process = chain.process
     steps = chain.steps()
     measuring = [] if quality is None else [chain.quality_step(quality)]
@@ -284,7 +284,7 @@ def _run(chain: "_Chain", record: StepRecord, quality: Quality | None) -> None:
             f"the number of processes is {chain.processes} in {chain.output} and {process.world_size} now; start "
             f"{chain.processes} (several: with torchrun --nproc-per-node), or choose another --output"
         )
-    # the first call lets the processes find each other
+    # the first call connects the processes
     record.first = chain.training.arguments(chain.output / CHECKPOINTS).main_process_first
     if is_trained:
         record.skip(steps)
@@ -299,7 +299,7 @@ def _run(chain: "_Chain", record: StepRecord, quality: Quality | None) -> None:
 
 
 def _check_folder(output: Path, record: StepRecord) -> None:
-    """Raise ValueError if a new adaptation would meet what it cannot continue or must not replace."""
+    """Raise ValueError if the folder holds something that a new adaptation cannot continue or must not replace."""
     if record.path.exists():
         return
     if (output / PLAN_FILE).exists():
@@ -311,13 +311,13 @@ def _check_folder(output: Path, record: StepRecord) -> None:
 
 
 class _Chain:
-    """The steps of an adaptation, and what they share, each opened once."""
+    """The steps of an adaptation, and the objects that they share, each opened once."""
 
     def __init__(self, settings: Adaptation, process: ProcessRank, record: StepRecord) -> None:
         self.settings = settings
         self.process = process
         self.record = record
-        # that train, which decides batches and updates: of a training that is there, or now
+        # processes that train, on which batches and updates depend: of the recorded training, else of this run
         self.processes: int = record.settings_of("training").get("processes", process.world_size)
         self.output = Path(settings.output)
         self.source, self.config, self.coded_tokenizer = model_and_tokenizer(settings.model, weights=True)
@@ -344,17 +344,17 @@ class _Chain:
         self.is_aligned = settings.vocab_size is not None and self.learning is not None
 
     def _sized(self, training: TrainingSettings) -> TrainingSettings:
-        """The training with the sizes of its batches: those that were chosen, or recorded, or that suit the length."""
+        """The training with its batch sizes: as chosen, else as recorded, else to suit the length."""
         recorded = self.record.settings_of("training").get("training", {})
-        is_open = training.batch_size is None and training.accumulate is None
-        if is_open and "batch_size" in recorded:
+        is_unset = training.batch_size is None and training.accumulate is None
+        if is_unset and "batch_size" in recorded:
             return replace(training, batch_size=recorded["batch_size"], accumulate=recorded["accumulate"])
         group = SEQUENCES_OF_GROUP if self.settings.objective == "npm" else 1
         training = training.for_length(self.length, group)
         return replace(training, batch_size=training.samples_per_batch, accumulate=training.batches_per_update)
 
     def steps(self) -> list[Step]:
-        """What is made from what, in order."""
+        """The steps in order, each with its inputs and outputs."""
         settings = self.settings
         output = self.output
         training_texts = [Path(text) for text in self.texts_to_train]
@@ -420,7 +420,7 @@ class _Chain:
         return steps
 
     def quality_step(self, quality: Quality) -> Step:
-        """The step after the training, which compares the model with the one that it was made of."""
+        """The step after the training, which compares the model with the original."""
         reference = self._reference
         values = {"reference": HuggingFaceEncoder.fingerprint_of(reference), **quality.identity()}
         results = [self.output / QUALITY, self.output / HELD_OUT_TEXT]
@@ -428,13 +428,13 @@ class _Chain:
 
     @property
     def _reference(self) -> str:
-        """The model to compare with: MODEL, or what a new model learns from, since random weights know nothing."""
+        """The model to compare with: MODEL, or the teacher of a new model, since random weights know nothing."""
         if self.settings.student is not None and self.settings.teacher is not None:
             return self.settings.teacher
         return self.settings.model
 
     def check(self) -> None:
-        """Raise ValueError for problems that would appear hours later."""
+        """Raise ValueError for problems that would only show up hours later."""
         second_model = self.settings.teacher if self.settings.objective == "distill" else self.settings.auxiliary
         if second_model:
             self._check_same_vocabulary(second_model)
@@ -445,19 +445,19 @@ class _Chain:
             )
         if self.length > min(readers):
             raise ValueError(f"--max-length {self.length} is more than the {min(readers)} positions of the model")
-        if self.settings.vocab_size is None:  # else there is no tokenizer yet
+        if self.settings.vocab_size is None:  # otherwise the tokenizer does not exist yet
             _ = self.model
 
     @property
     def texts_to_train(self) -> Sequence[str]:
-        """The files of plain text."""
+        """The files of plain text to train on."""
         if self.settings.dataset is None and self.settings.column is None:
             return self.settings.texts
         return [str(self.output / DOCUMENTS)]
 
     @property
     def names(self) -> list[str]:
-        """The folders of the sequences."""
+        """The names of the folders of sequences."""
         return ["tokens", "valid"] if self.settings.valid_texts else ["tokens"]
 
     @cached_property
@@ -469,13 +469,13 @@ class _Chain:
 
     @cached_property
     def fast_tokenizer(self) -> "PreTrainedTokenizerFast":
-        """The tokenizer as the collators take it, and as it is saved."""
+        """The tokenizer in the form that the collators take and that is saved."""
         tokenizer: PreTrainedTokenizerFast = load_fast_tokenizer(self.tokenizer_folder)
         return tokenizer
 
     @cached_property
     def collator(self) -> MaskedLmCollator | SpanGroupsCollator | SentenceCollator:
-        """Makes the batches."""
+        """The collator, which makes the batches."""
         masking = self.settings.masking
         if self.settings.objective == "npm":
             rules = SpanRules(mask_prob=masking.mask_prob)
@@ -528,7 +528,7 @@ class _Chain:
 
     @cached_property
     def texts(self) -> Texts:
-        """The sequences to train on and to evaluate on; ValueError if they are too few."""
+        """The sequences to train on and to evaluate on; ValueError if there are too few."""
         fewest = 2 if self.settings.objective == "npm" else 1  # npm finds spans in other sequences
         text = self._sequences(self.texts_to_train, "tokens")
         if self.settings.valid_texts:
@@ -553,10 +553,10 @@ class _Chain:
 
     @cached_property
     def aligned(self) -> list[AlignedSequences | None]:
-        """For both parts of the text what the auxiliary model reads, if its vocabulary is another one."""
+        """Both parts of the text as the auxiliary model reads them, if its vocabulary differs; else None for each."""
         if not self.is_aligned:
             return [None, None]
-        wholes = [
+        whole_texts = [
             AlignedSequences(
                 TokenSequences(self.output / f"{name}.{AUXILIARY}"), TokenSequences(self.output / f"{name}.{PLACES}")
             )
@@ -564,8 +564,8 @@ class _Chain:
         ]
         train, valid = self.texts
         last = len(train) + len(valid)
-        second = wholes[1] if self.settings.valid_texts else wholes[0].part(len(train), last)
-        return [wholes[0].part(0, len(train)), second]
+        second = whole_texts[1] if self.settings.valid_texts else whole_texts[0].part(len(train), last)
+        return [whole_texts[0].part(0, len(train)), second]
 
     @property
     def coded_texts(self) -> list[TokenSequences]:
@@ -575,7 +575,7 @@ class _Chain:
 
     @cached_property
     def trainer(self) -> "Trainer":
-        """The Trainer; ValueError if model, text and batches do not fit."""
+        """The Trainer; ValueError if model, text and batches do not fit together."""
         from transformers import PrinterCallback, Trainer
         from transformers.integrations import TensorBoardCallback
 
@@ -597,11 +597,11 @@ class _Chain:
                 optimizers=(training.optimizer_of(self.model), None),
             )
         )
-        trainer.remove_callback(PrinterCallback)  # prints each log where the Trainer's own bar is off
+        trainer.remove_callback(PrinterCallback)  # it prints each log if the Trainer's own bar is off
         trainer.add_callback(ProgressBars())
         if trainer.pop_callback(TensorBoardCallback) is not None:
             board = TensorBoardLog()
-            # without it, figures from before the training would be logged to the current folder
+            # otherwise, figures from before the training would be logged to the current folder
             board.logging_dir = str(self.output / LOGS / "training")
             trainer.add_callback(board)
         return trainer
@@ -620,7 +620,7 @@ class _Chain:
         learn_tokenizer(self.texts_to_train, self.source, self.output / TOKENIZER, vocab_size=self.settings.vocab_size)
 
     def align(self) -> None:
-        """Write the text as the auxiliary model reads it, and the places of the tokens in it."""
+        """Write the text as the auxiliary model reads it, and where each token is in it."""
         sources = [self.texts_to_train, self.settings.valid_texts]
         for name, texts in zip(self.names, sources, strict=False):
             write_aligned(
@@ -635,7 +635,7 @@ class _Chain:
             )
 
     def write_text(self) -> None:
-        """Tokenize the text."""
+        """Tokenize the text, and print its size."""
         warn_of_shared_files(self.texts_to_train, self.settings.valid_texts)
         train, valid = self.texts
         updates = self.training.updates
@@ -644,7 +644,7 @@ class _Chain:
         print(f"{len(train):,} sequences to train on in {updates:,} updates, {len(valid):,} to evaluate on")
 
     def write_vectors(self) -> None:
-        """Write the vectors of the teacher."""
+        """Write the teacher's vectors."""
         for texts, name in ((self.texts_to_train, "tokens"), (self.settings.valid_texts, "valid")):
             if texts:
                 write_vectors(
@@ -659,7 +659,7 @@ class _Chain:
                 )
 
     def learn(self) -> None:
-        """Learn the dictionary from the text to train on; from a short one, from fewer hidden states than asked for."""
+        """Learn the dictionary from the training text; a short text gives fewer hidden states than requested."""
         assert self.learning is not None
         text = self.coded_texts[0]
         enough = max(MOST_PASSES * text.num_tokens, self.learning.atoms)
@@ -697,7 +697,7 @@ class _Chain:
         return _losses({name.removeprefix("eval_"): value for name, value in figures.items()})
 
     def train(self) -> dict[str, float]:
-        """Train, and write the model; returns the losses after the training."""
+        """Train, and write the model; return the losses after the training."""
         after = train(self.trainer)
         if self.process.rank == 0:
             with new_model_folder(self.output / MODEL, overwrite=True) as folder:
@@ -712,7 +712,7 @@ class _Chain:
         return _losses(after)
 
     def measure(self, quality: Quality) -> None:
-        """Measure both models on the held-out text, and write the figures to a file and to the card."""
+        """Measure both models on the held-out text, and write the figures to a file and to the model card."""
         text = self.output / HELD_OUT_TEXT
         if self.settings.valid_texts:
             lines = last_lines(self.settings.valid_texts)
@@ -733,7 +733,7 @@ class _Chain:
         write_json(self.output / QUALITY, figures)
 
     def _write_modules(self, folder: Path) -> None:
-        """Write what sentence-transformers reads, if MODEL came with it or it was asked for."""
+        """Write the files of sentence-transformers, if MODEL has them or they were requested."""
         modules = modules_of(self.source)
         if modules and self.settings.student is None:
             copy_modules(self.source, folder)
@@ -785,7 +785,7 @@ class _Chain:
         return [PretrainingSequences(text) for text in self.texts]
 
     def _with_vectors(self) -> list[SentenceVectors]:
-        """Both parts of the text with the teacher's vectors; held-out sequences are at the end of the text."""
+        """Both parts of the text with the teacher's vectors; held-out sequences come from the end of the text."""
         train, valid = self.texts
         first = map_npy(self.output / "tokens.vectors.npy", ndim=2)
         second = first[len(train) :]
@@ -813,12 +813,12 @@ class _Chain:
             )
 
     def _log(self, learning: LearningSettings) -> MetricLog:
-        """The log of the training of an SAE: that of the Trainer, if it is TensorBoard or Weights & Biases."""
+        """The log for the training of an SAE: the same as the Trainer's, if that is TensorBoard or Weights & Biases."""
         names = self.settings.training.report_to if learning.coder != LASSO else []
         board = str(self.output / LOGS / "dictionary") if "tensorboard" in names else None
         return MetricLog(board, os.environ.get("WANDB_PROJECT", "huggingface") if "wandb" in names else None)
 
 
 def _losses(figures: dict[str, float]) -> dict[str, float]:
-    """The means over tokens; the Trainer's own loss depends on its batches."""
+    """Only the means over tokens; the Trainer's own loss depends on its batches."""
     return {name: value for name, value in figures.items() if name.endswith(("_loss", "kl", "accuracy"))}

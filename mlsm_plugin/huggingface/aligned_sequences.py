@@ -1,8 +1,8 @@
-"""The tokens of a second tokenizer for the same text: codes of a model with one vocabulary for a model with another.
+"""Alignment of two tokenizers of the same text, so that a model can learn codes of a model with another vocabulary.
 
-A token takes the code of the last token of the other tokenizer that shares a character with it: in an encoder, the last
-token of a word has read the others, as they have read it. Both tokenizers read the same lines, and say for each token
-which characters of the line it stands for.
+A token takes the code of the last token of the other tokenizer that shares a character with it: in an encoder, all
+tokens of a word attend to each other, so the last one represents the word. Both tokenizers read the same lines, and
+give for each token the characters of the line that it stands for.
 """
 
 import logging
@@ -27,16 +27,16 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class AlignedSequences:
-    """Sequences of a second tokenizer, one for each of the first, and the places in them.
+    """Sequences of a second tokenizer, one for each sequence of the first, with the places of the first's tokens.
 
-    ``places`` has for each token of the first 1 + the place of its token in the sequence of the second; 0: it has none.
+    For each token of the first, ``places`` has 1 + the place of the aligned token in the second's sequence; 0: none.
     """
 
     sequences: TokenSequences
     places: TokenSequences
 
     def part(self, first: int, last: int) -> "AlignedSequences":
-        """The same of the sequences ``first`` to ``last``, excluded."""
+        """The aligned sequences from ``first`` up to, not including, ``last``."""
         return AlignedSequences(self.sequences.part(first, last), self.places.part(first, last))
 
     def positions_of(self, index: int) -> np.ndarray:
@@ -47,15 +47,15 @@ class AlignedSequences:
 
 
 def places_of(offsets: Offsets, other_offsets: Offsets, text: str) -> np.ndarray:
-    """For each token, the number ``(T,)`` of the last other token that shares a character with it; -1: none does.
+    """For each token, the index ``(T,)`` of the last token of the other tokenizer that shares a character; -1: none.
 
-    Offsets are begins and ends of characters of ``text``. White space counts for nothing: tokenizers disagree whether
-    the space before a word belongs to it.
+    Offsets are where each token starts and ends in ``text``, in characters. White space is ignored: tokenizers
+    disagree on whether the space before a word belongs to it.
     """
     begins, ends = _of_visible_characters(offsets, text)
     other_begins, other_ends = _of_visible_characters(other_offsets, text)
     visible = np.flatnonzero(other_begins < other_ends)
-    # an order that holds where a tokenizer changes that of the characters, such as that of accents
+    # sort, since a tokenizer may change the order of characters, such as accents
     visible = visible[np.argsort(other_begins[visible], kind="stable")]
     before_end = np.searchsorted(other_begins[visible], ends, side="left") - 1
     candidates = visible[np.maximum(before_end, 0)] if len(visible) else np.zeros(len(begins), np.int64)
@@ -66,7 +66,7 @@ def places_of(offsets: Offsets, other_offsets: Offsets, text: str) -> np.ndarray
 
 
 def _of_visible_characters(offsets: Offsets, text: str) -> tuple[np.ndarray, np.ndarray]:
-    """Begins and ends ``(T,)`` without white space at either side; equal where nothing else is left."""
+    """Where tokens start and end, ``(T,)`` each, without white space around them; equal for a token of white space."""
     begins = np.zeros(len(offsets), np.int64)
     ends = np.zeros(len(offsets), np.int64)
     for number, (begin, end) in enumerate(offsets):
@@ -80,12 +80,12 @@ class _Line(NamedTuple):
     """A line as both tokenizers read it."""
 
     other_ids: list[int]
-    places: np.ndarray  # of its tokens in other_ids
+    places: np.ndarray  # of the first tokenizer's tokens in other_ids
 
 
 @dataclass
 class _Counts:
-    """What is said at the end."""
+    """Counts for the checks and warnings at the end."""
 
     tokens: int = 0
     without_place: int = 0
@@ -104,14 +104,14 @@ def write_aligned(
     max_length: int,
     max_unk_rate: float,
 ) -> AlignedSequences:
-    """Write the text of sequences again as sequences of another tokenizer, and the places of the tokens in them.
+    """Write the text of ``sequences`` with another tokenizer, and the place of each token in the new sequences.
 
     Args:
-        texts, tokenizer: what ``write_text_sequences`` made ``sequences`` of; each sequence is whole lines, or a part
-            of one that is too long.
+        texts, tokenizer: the input from which ``write_text_sequences`` made ``sequences``; each sequence is whole
+            lines, or part of a line that is too long.
         other: the second tokenizer.
-        output, places: folders for its sequences, and for the places; each appears as a whole.
-        max_length: longest sequence that its model takes; what is longer is cut, and has no place.
+        output, places: folders for its sequences, and for the places; each is written atomically.
+        max_length: longest sequence that its model takes; longer sequences are cut, and the rest has no place.
         max_unk_rate: largest share of the text that may be unknown to it.
 
     Raises:
@@ -133,9 +133,9 @@ def write_aligned(
                 "auxiliary model for such text"
             )
 
-    written = TokenSequences.write(output, checked(), about=about)
+    other_sequences = TokenSequences.write(output, checked(), about=about)
     pairs = _aligned(texts, sequences, tokenizer, other, max_length, UnknownTokens(), _Counts())
-    aligned = AlignedSequences(written, TokenSequences.write(places, (row for _, row in pairs)))
+    aligned = AlignedSequences(other_sequences, TokenSequences.write(places, (row for _, row in pairs)))
     if counts.cut:
         logger.warning(
             "%d of %d sequences are longer than %d tokens of the auxiliary model; the tokens after them have no code",
@@ -155,11 +155,11 @@ def _aligned(
     unknown: UnknownTokens,
     counts: _Counts,
 ) -> Iterator[tuple[list[int], np.ndarray]]:
-    """For each sequence the ids of the other tokenizer, and for each of its tokens 1 + the place in these, or 0."""
+    """For each sequence, the ids of the other tokenizer; and for each of its tokens, 1 + its place among them, or 0."""
     room = max_length - len(other.surrounded([]))
     lines = _lines(texts, tokenizer, other, unknown, counts)
     line = _Line([], np.zeros(0, np.int64))
-    used = 0  # tokens of the line that are in sequences
+    used = 0  # tokens of the line that are already in a sequence
     other_used = 0
     for length in np.diff(sequences.starts):
         missing = int(length) - len(tokenizer.surrounded([]))
@@ -175,7 +175,7 @@ def _aligned(
             missing -= len(places)
             is_whole = used == len(line.places)
             last = len(line.other_ids) if is_whole else max(other_used, int(places.max(initial=-1)) + 1)
-            # a token that was divided between two sequences is in the first
+            # a token of the other tokenizer that spans two sequences goes into the first
             shifted = places - other_used + len(ids) + len(other.before) + 1
             rows.append(np.where(places >= other_used, shifted, 0))
             ids += line.other_ids[other_used:last]
@@ -195,9 +195,9 @@ def _lines(
     unknown: UnknownTokens,
     counts: _Counts,
 ) -> Iterator[_Line]:
-    """The lines that have tokens, read as :func:`.ids_of_lines` reads them.
+    """The lines with tokens, read in the same way as by :func:`.ids_of_lines`.
 
-    Unknown tokens of the other tokenizer are no places: their codes say nothing of the text.
+    No token is aligned with an unknown token of the other tokenizer, whose code says nothing about the text.
     """
     spaced = (f" {line}" if line and before else line for before, line in pairwise(chain([""], read_text(texts))))
     visible = (line for line in spaced if line)
@@ -211,9 +211,9 @@ def _lines(
             places = places_of(offsets, other_offsets, text)
             counts.tokens += len(places)
             pieces = (text[slice(*offsets[number])] for number in np.flatnonzero(places < 0))
-            without = sum(not piece.isspace() for piece in pieces)  # white space alone never has a place
-            counts.without_place += without
-            if without and not counts.example:
+            num_without_place = sum(not piece.isspace() for piece in pieces)  # white space alone never has a place
+            counts.without_place += num_without_place
+            if num_without_place and not counts.example:
                 counts.example = text[:80]
-            is_known = np.array([*other_ids, other.unknown_id]) != other.unknown_id  # -1 is the last
+            is_known = np.array([*other_ids, other.unknown_id]) != other.unknown_id  # place -1 is the appended entry
             yield _Line(other_ids, np.where(is_known[places], places, -1))

@@ -1,4 +1,4 @@
-"""Whether the parts of a training belong together: model, tokenizer, text, and the size of the batches."""
+"""Checks that the parts of a training fit together: model, tokenizer, text, and batch size."""
 
 import sys
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ FEW_PAIRS = (
 
 
 def with_inner(dataset: object) -> Iterator[Any]:
-    """A dataset, and those within torch's ``Subset`` and ``ConcatDataset``."""
+    """A dataset, and the datasets inside torch's ``Subset`` and ``ConcatDataset``."""
     yield dataset
     for inner in (getattr(dataset, "dataset", None), *(getattr(dataset, "datasets", None) or ())):
         if inner is not None:
@@ -34,10 +34,10 @@ def with_inner(dataset: object) -> Iterator[Any]:
 
 
 def check_parts(model: Any, dataset: Any, collator: object, name: str) -> None:
-    """Check that a model, a dataset, called ``name``, and a collator of this package fit; other collators pass.
+    """Check that a model, a dataset called ``name`` and a collator of this package fit; other collators are accepted.
 
-    ValueError if the model lacks embeddings for ids of the tokenizer, or positions for a sequence, the sequences were
-    made with another tokenizer, or hardly anything of the text is masked. Unknown tokens get a warning.
+    ValueError if the model has too few embeddings for the tokenizer or too few positions for a sequence, the sequences
+    were made with another tokenizer, or hardly any text is masked. Unknown tokens cause a warning.
     """
     if not isinstance(collator, (MaskedLmCollator, SpanGroupsCollator, SentenceCollator)):
         return
@@ -68,9 +68,9 @@ def _positions(model: Any, collator: Collator) -> int:
 
 
 def check_contrast(trainer: "Trainer") -> None:
-    """Check that most anchors of a TACO training have a positive and negatives, in batches of its size.
+    """Check that most anchors of a TACO training have a positive and negatives in batches of its size.
 
-    ValueError if hardly any has: the training would be that of a plain masked LM.
+    ValueError if hardly any do: the training would be plain masked LM.
     """
     dataset: Any = trainer.train_dataset
     collator = trainer.data_collator
@@ -80,6 +80,6 @@ def check_contrast(trainer: "Trainer") -> None:
     if getattr(trainer.model, "contrastive_weight", 0) > 0:
         places = samples_to_look_at(len(dataset))
         places_of_batches = (places[first : first + size] for first in range(0, len(places), size))
-        batches = (collator([dataset[index] for index in of_batch]) for of_batch in places_of_batches)
+        batches = (collator([dataset[index] for index in batch_places]) for batch_places in places_of_batches)
         counts = (collator.contrasted_counts(batch) for batch in batches)
         check_usable_share("anchors of train_dataset have a positive and negatives", counts, remedy=FEW_PAIRS)

@@ -1,4 +1,4 @@
-"""Codes sequences of token ids with a Hugging Face model, and learns coders from them; needs no fairseq."""
+"""Code sequences of token ids with a Hugging Face model, and learn coders from them; needs no fairseq."""
 
 import os
 from collections.abc import Callable, Collection
@@ -39,23 +39,23 @@ def encode_sequences(
     encoder: LibraryEncoder | None = None,
     process: ProcessRank = SINGLE_PROCESS,
 ) -> CodingFigures:
-    """Write this process's shards of a code store, a row for each token of the sequences; resumes a stopped run.
+    """Write this process's shards of a code store, with a row for each token; resumes a stopped run.
 
-    Rows of special tokens (those that begin, separate, end, pad and mask) are empty, and at a coverage below 1 also
-    those of the other positions. A process that finds no shard missing after its own work seals the store. ValueError
-    if model, tokenizer, coder and sequences do not belong together, the store was begun with others, or as of
+    Rows of special tokens (begin, separator, end, padding and mask) are empty; with a coverage below 1, so are rows of
+    positions that are not covered. A process that finds all shards present after its own work seals the store.
+    ValueError if model, tokenizer, coder and sequences do not fit together, the store was begun with others, or as in
     :func:`~mlsm_plugin.core.coding.block_coding.encode_blocks`.
 
     Args:
-        input_ids: see :class:`TokenSequences`; or one of these. Padding is not attended to; all token types are 0.
+        input_ids: a :class:`TokenSequences`, or its argument. Padding is not attended to; all token types are 0.
         model: folder or hub name of the auxiliary model, with or without ``hf:``.
         coder: codes the hidden states, see :func:`~mlsm_plugin.core.sparse_coding.coder.load_coder`.
         output: folder of the store.
         settings: layer, coverage and the like; its ``blocks`` are ignored, since each sequence is a block.
-        tokenizer: folder or hub name of the tokenizer, if it is not beside the model.
-        encoder: the model with its tokenizer, if it is open already, with the layer, device and precision of
+        tokenizer: folder or hub name of the tokenizer, if it is not in the folder of the model.
+        encoder: the model with its tokenizer, if it is already open, with the layer, device and precision of
             ``settings``.
-        process: rank of this process, which decides its part of the shards.
+        process: rank of this process, which decides which shards it writes.
     """
     name = HF_PREFIX + os.fspath(model).removeprefix(HF_PREFIX)  # of the source of hidden states
     fingerprint = fitting_fingerprint(name, coder, settings.layer)
@@ -83,7 +83,7 @@ def _blocks_and_encoder(
     settings: CodingSettings | LearningSettings,
     encoder: LibraryEncoder | None,
 ) -> tuple[TokenBlocks, Callable[[], LibraryEncoder]]:
-    """The text, and a function that opens the model unless it is open."""
+    """The text, and a function that returns the model, and opens it if necessary."""
     if encoder is not None:
         blocks, _ = blocks_for_model(sequences, model, encoder.tokenizer)
         return blocks, lambda: encoder
@@ -105,9 +105,9 @@ def learn_from_sequences(
 ) -> SparseCoder:
     """Learn a dictionary or a sparse autoencoder, as ``mlsm dictionary`` does, and save it.
 
-    If the folder already has this coder, it is loaded. The training of an autoencoder resumes where it was stopped.
-    ``overwrite`` replaces another coder in the folder. The other arguments are those of :func:`encode_sequences`.
-    ValueError if model, tokenizer and sequences do not belong together, or as of
+    If the folder already has this coder, it is loaded. The training of an autoencoder resumes where it stopped.
+    ``overwrite`` replaces another coder in the folder. The other arguments are as in :func:`encode_sequences`.
+    ValueError if model, tokenizer and sequences do not fit together, or as in
     :func:`~mlsm_plugin.core.coding.coder_learning.learn_into`.
     """
     sequences = TokenSequences.of(input_ids)
@@ -126,10 +126,10 @@ def learn_from_sequences(
 
 
 class SequenceBlocks(TokenBlocks):
-    """Sequences of ids, each of them one block; empty ones are left out. Special tokens have positions, but no codes.
+    """Sequences of ids, each as one block; empty sequences are left out. Special tokens have positions, but no codes.
 
-    ``special_ids`` are the ids of all tokens that are not text; ValueError if a sequence has more than ``max_tokens``,
-    or an id that is not below ``num_symbols``.
+    ``special_ids`` are the ids of all tokens that are not text. ValueError if a sequence has more than ``max_tokens``
+    tokens, or an id of ``num_symbols`` or more.
     """
 
     def __init__(
@@ -168,23 +168,25 @@ class SequenceBlocks(TokenBlocks):
 def blocks_for_model(
     sequences: TokenSequences, model: PathLike, tokenizer: HuggingFaceTokenizer | PathLike | None = None
 ) -> tuple[SequenceBlocks, HuggingFaceTokenizer]:
-    """The sequences as blocks for a model, and the tokenizer, which decides what is special; reads no weights.
+    """The sequences as blocks for a model, and the tokenizer, which decides which tokens are special; reads no weights.
 
-    ValueError as of :func:`~mlsm_plugin.core.hidden_states.hf_encoder.model_and_tokenizer`, or if the sequences do not
-    fit them, or have too many unknown tokens.
+    ValueError as in :func:`~mlsm_plugin.core.hidden_states.hf_encoder.model_and_tokenizer`, or if the sequences do not
+    fit model and tokenizer, or have too many unknown tokens.
     """
-    _, config, opened = model_and_tokenizer(model, tokenizer)
-    remedy = f"make them with `mlsm binarize --format sequences --tokenizer hf:{opened.folder}`"
-    sequences.check_made_with(opened.vocabulary_fingerprint, "the sequences", str(opened.folder), remedy=remedy)
+    _, config, opened_tokenizer = model_and_tokenizer(model, tokenizer)
+    folder = opened_tokenizer.folder
+    remedy = f"make them with `mlsm binarize --format sequences --tokenizer hf:{folder}`"
+    sequences.check_made_with(opened_tokenizer.vocabulary_fingerprint, "the sequences", str(folder), remedy=remedy)
     # sequences of `mlsm binarize --format sequences` were checked when they were written
     if "max_unk_rate" not in sequences.about:
         remedy = "to code it all the same, make the sequences with `mlsm binarize --format sequences --max-unk-rate`"
-        sequences.unknown_tokens(opened).check("the sequences", DEFAULT_MAX_UNK_RATE, remedy=remedy)
+        unknown = sequences.unknown_tokens(opened_tokenizer)
+        unknown.check("the sequences", DEFAULT_MAX_UNK_RATE, remedy=remedy)
     blocks = SequenceBlocks(
         sequences,
-        pad=opened.pad_id,
-        special_ids=opened.special_ids,
+        pad=opened_tokenizer.pad_id,
+        special_ids=opened_tokenizer.special_ids,
         num_symbols=int(config.vocab_size),
         max_tokens=positions_of(config),
     )
-    return blocks, opened
+    return blocks, opened_tokenizer

@@ -1,8 +1,8 @@
 """Collators for the Trainer: masked LM, MLSM (Berend, 2023), TACO (Fu et al., 2022), NPM (Min et al., 2022)
 and span denoising (Raffel et al., 2020).
 
-The masks of a sequence depend only on the seed, the epoch and the number of the sequence: a resumed run equals one that
-never stopped, with any number of worker processes.
+The masks of a sequence depend only on the seed, the epoch and the index of the sequence: a resumed run equals an
+uninterrupted run, with any number of worker processes.
 """
 
 import logging
@@ -37,10 +37,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 logger = logging.getLogger(__name__)
-Batch = dict[str, Any]  # tensors, and groups of them, by name
+Batch = dict[str, Any]  # tensors, and dicts of tensors, by name
 TokenIds = Sequence[int] | np.ndarray | Tensor | Mapping[str, Any]  # of a text, or an entry of a dataset with input_ids
-FEWEST_TOKENS = 200  # of a batch of NPM; fewer may have no span in common
-IGNORED = -100  # label of a token that is not predicted, as everywhere in transformers
+FEWEST_TOKENS = 200  # of a batch of NPM; smaller batches may have no common span
+IGNORED = -100  # label of tokens that are not predicted, as in transformers
 Rng = np.random.Generator
 
 
@@ -66,11 +66,11 @@ class Masking(MaskReplacement):
 
     @property
     def largest_share(self) -> float:
-        """The largest share that is masked at any time."""
+        """The largest share that is masked at any point of the training."""
         return max(self.mask_prob, self.mask_prob_end or 0)
 
     def share_at(self, progress: float) -> float:
-        """The share that is masked after the share ``progress`` of the training."""
+        """The share that is masked when the share ``progress`` of the training is done."""
         end = self.mask_prob if self.mask_prob_end is None else self.mask_prob_end
         return self.mask_prob + (end - self.mask_prob) * progress
 
@@ -89,7 +89,7 @@ class _TextCollator:
         self.largest_id = number_of_ids(tokenizer) - 1
         self.special = np.zeros(self.largest_id + 1, bool)
         self.special[sorted(special_ids(tokenizer))] = True
-        self._unknown = tokenizer.unk_token_id  # None: it knows all text
+        self._unknown = tokenizer.unk_token_id  # None: no text is unknown
         self._is_said = False
 
     def _warn_once(self, message: str) -> None:
@@ -98,16 +98,16 @@ class _TextCollator:
             logger.warning(message)
 
     def _checked_content(self, name: str, ids: np.ndarray) -> int:
-        """How many ids of a sequence are text; ValueError as of :meth:`_content` and :func:`.check_padding`."""
+        """How many ids of a sequence are text; ValueError as in :meth:`_content` and :func:`.check_padding`."""
         check_padding(ids, self.pad, name)
         return self._content(name, ids)
 
     def unknown_counts(self, name: str, ids: np.ndarray) -> tuple[int, int]:
-        """How many of the ids ``(T,)`` of a text are unknown, and how many are not special tokens."""
+        """How many of the ids ``(T,)`` of a text are unknown, and how many are not special."""
         return int(np.count_nonzero(ids == self._unknown)), self._content(name, ids)
 
     def _content(self, name: str, ids: np.ndarray) -> int:
-        """How many ids of a sequence are text; raises ValueError for ids that the tokenizer does not have."""
+        """How many ids of a sequence are text; ValueError if the tokenizer lacks an id."""
         check_largest_id(ids, self.largest_id, name)
         return int((~self.special[ids]).sum())
 
@@ -115,8 +115,8 @@ class _TextCollator:
 class MaskedLmCollator(_TextCollator):
     """Masks sequences as BERT does, and pads them. Unknown tokens are never masked.
 
-    ``tokenizer`` is a ``PreTrainedTokenizerFast`` or the like. ValueError if it has no mask or no padding token, or
-    nothing in its vocabulary marks words although ``whole_words`` is set.
+    ``tokenizer`` is a ``PreTrainedTokenizerFast`` or similar. ValueError if it has no mask or no padding token, or if
+    ``whole_words`` is set and its vocabulary does not mark words.
     """
 
     few_masks = "the text may have too many unknown tokens: use a model with a tokenizer for such text"
@@ -133,11 +133,11 @@ class MaskedLmCollator(_TextCollator):
     def __call__(self, sequences: Sequence[PretrainingSequence]) -> Batch:
         """A batch of B sequences, padded to the longest.
 
-        ValueError if an id is not in the vocabulary, or the sequences are not those of ``PretrainingSequences``.
+        ValueError if an id is not in the vocabulary, or the sequences do not come from ``PretrainingSequences``.
 
         Returns:
-            ``input_ids`` (B, T) with masks, ``attention_mask`` (B, T), and ``labels`` (B, T): the id of masked tokens,
-            -100 elsewhere; ``content`` (B,): how many tokens of each sequence are not special; all int64.
+            ``input_ids`` (B, T) with masks, ``attention_mask`` (B, T), ``labels`` (B, T): the ids of masked tokens,
+            -100 elsewhere, and ``content`` (B,): how many tokens of each sequence are not special; all int64.
         """
         check_samples(sequences, PretrainingSequence)
         content = [self._checked_content(f"sequence {sequence.index}", sequence.input_ids) for sequence in sequences]
@@ -153,7 +153,7 @@ class MaskedLmCollator(_TextCollator):
             attended.append(ids != self.pad)
             labels.append(np.where(places, ids, IGNORED))
         attention = padded(attended, 0)
-        attention[:, 0] = 1  # attention to nothing may not be finite
+        attention[:, 0] = 1  # without any token to attend to, attention may not be finite
         return {
             "input_ids": padded(inputs, self.pad),
             "attention_mask": attention,
@@ -163,7 +163,7 @@ class MaskedLmCollator(_TextCollator):
         }
 
     def masked_counts(self, batch: Batch) -> tuple[int, int]:
-        """The numbers of masked tokens and of all tokens but special ones of a batch."""
+        """How many tokens of a batch are masked, and how many are not special."""
         return int((batch["labels"] != IGNORED).sum()), int(batch["content"].sum())
 
     def _masked(
@@ -173,25 +173,26 @@ class MaskedLmCollator(_TextCollator):
         return [self._drawn(sequence, rng) for sequence, rng in zip(sequences, rngs, strict=True)], {}
 
     def _drawn(self, sequence: PretrainingSequence, rng: Rng, share: float = 1.0) -> np.ndarray:
-        """Which tokens are masked, ``(T,)`` bool, if masks are drawn among a ``share`` of the text."""
+        """Which tokens are masked, ``(T,)`` bool, if only a ``share`` of the text can be masked."""
         ids = sequence.input_ids
         masked: np.ndarray = rng.random(len(ids)) < self.masking.share_at(sequence.progress) / share
         if self._pieces is not None and len(ids):
             begins, _ = word_boundaries(ids, np.zeros_like(ids), self._pieces)
-            masked = masked[np.maximum(np.cumsum(begins) - 1, 0)]  # a word's number decides for its pieces
+            masked = masked[np.maximum(np.cumsum(begins) - 1, 0)]  # all pieces take the word's random number
         return masked & ~self.unmasked[ids]
 
 
 class LatentSemanticCollator(MaskedLmCollator):
     """Masks sequences of one dataset, and looks up the codes of the masked tokens.
 
-    Only tokens that have a code are masked: both losses of MLSM + MLM count the same tokens, and the Trainer's means
-    over an update are exact. If the codes cover a share of the positions, only these are masked, with a probability
-    that keeps the share of all tokens that is masked.
+    Only tokens with a code are masked: both losses of MLSM + MLM count the same tokens, and the Trainer's means over an
+    update are exact. If the codes cover only a share of the positions, the probability there is raised, so that the
+    masked share of all tokens stays the same.
 
     A batch also has ``codes``: ``atoms`` (n, m) int32, padded with -1, and ``weights`` (n, m) float16, padded with 0,
-    of the n masked tokens in the order in which ``labels != -100`` selects them. The dataset must have codes, and their
-    coverage must reach ``mask_prob``, and go with ``whole_words``; otherwise as :class:`MaskedLmCollator`.
+    of the n masked tokens, in the order of ``labels != -100``. ValueError if the dataset has no codes, if they cover
+    less than ``mask_prob``, or less than all positions with ``whole_words``; the rest is as in
+    :class:`MaskedLmCollator`.
     """
 
     few_masks = "too many tokens have no code, or are unknown to the tokenizer"
@@ -232,10 +233,10 @@ class LatentSemanticCollator(MaskedLmCollator):
 
 
 class TokenContrastiveCollator(MaskedLmCollator):
-    """Masks sequences, and draws the positives and negatives of the anchors of the batch, as ``contrast`` says.
+    """Masks sequences, and draws positives and negatives for the anchors of the batch according to ``contrast``.
 
-    A batch also has ``pairs``: ``anchors`` (B, T) bool, ``positive`` (B, T) and ``negative`` (B, T, K) int64, as
-    :func:`~mlsm_plugin.core.losses.token_contrastive.sample_pairs` draws them.
+    A batch also has ``pairs``: ``anchors`` (B, T) bool, and ``positive`` (B, T) and ``negative`` (B, T, K) int64 of
+    :func:`~mlsm_plugin.core.losses.token_contrastive.sample_pairs`.
     """
 
     def __init__(
@@ -249,7 +250,7 @@ class TokenContrastiveCollator(MaskedLmCollator):
         batch = super().__call__(sequences)
         masked = batch["labels"] != IGNORED
         original = torch.where(masked, batch["labels"], batch["input_ids"])
-        content = ~torch.from_numpy(self.unmasked)[original]  # padding is among these, too
+        content = ~torch.from_numpy(self.unmasked)[original]  # padding is unmasked, too
         first = sequences[0]
         contrast = self.contrast
         positive, negative = sample_pairs(
@@ -262,7 +263,7 @@ class TokenContrastiveCollator(MaskedLmCollator):
         return {**batch, "pairs": {"anchors": anchors, "positive": positive, "negative": negative}}
 
     def contrasted_counts(self, batch: Batch) -> tuple[int, int]:
-        """The numbers of anchors of a batch with a positive and negatives, and of all anchors."""
+        """How many anchors of a batch have a positive and negatives, and how many anchors it has."""
         pairs = batch["pairs"]
         usable = usable_anchors(anchors=pairs["anchors"], positive=pairs["positive"], negative=pairs["negative"])
         return int(usable.sum()), int(pairs["anchors"].sum())
@@ -270,13 +271,13 @@ class TokenContrastiveCollator(MaskedLmCollator):
 
 class SpanDenoisingCollator(SpanCorruptionCollator):
     """A :class:`~mlsm_plugin.core.masking.span_corruption.SpanCorruptionCollator` for stock encoder-decoders that make
-    their decoder's input from labels, such as T5.
+    the decoder input from the labels, such as T5.
     """
 
     def __call__(self, texts: Sequence[ArrayLike | Mapping[str, ArrayLike]]) -> dict[str, Tensor]:
         """``input_ids`` and ``attention_mask`` (B, S), and ``labels`` (B, T): the target, then -100; all int64.
 
-        Texts and errors are those of :meth:`pairs`.
+        Texts and errors as in :meth:`pairs`.
         """
         pairs = self.pairs(texts)
         sources = [source for source, _ in pairs]
@@ -292,10 +293,10 @@ class SpanGroupsCollator(_TextCollator):
     """Draws spans that several sequences of a group have in common, and masks them.
 
     A span becomes ``<mask_s> <mask_e>`` if the tokenizer has these tokens, otherwise two mask tokens. ValueError if the
-    tokenizer has no mask or padding token, or nothing in its vocabulary marks words.
+    tokenizer has no mask or padding token, or its vocabulary does not mark words.
 
-    ``max_length`` is the longest sequence that the model takes: a span of one token becomes two masks. ``seed``, the
-    epoch and the number of a group decide its spans.
+    ``max_length`` is the longest sequence that the model takes; masking can lengthen a sequence, since a span of one
+    token becomes two masks. The spans of a group depend on ``seed``, the epoch and the index of the group.
     """
 
     few_masks = (
@@ -328,20 +329,20 @@ class SpanGroupsCollator(_TextCollator):
         self._not_retrieved = torch.tensor([self.pad, *special[special != self.pad]])
 
     def masked_counts(self, batch: Batch) -> tuple[int, int]:
-        """The numbers of masked tokens and of all tokens but special ones of a batch."""
+        """How many tokens of a batch are masked, and how many are not special."""
         return int(batch["spans"]["length"].sum()), int(batch["content"].sum())
 
     def __call__(self, groups: Sequence[SpanGroup]) -> Batch:
-        """A batch of groups with S sequences in all and n spans.
+        """A batch of groups with S sequences and n spans in total.
 
-        ValueError if an id is not in the vocabulary, a sequence is longer than ``max_length``, or the groups are not
-        those of :class:`SpanGroups`.
+        ValueError if an id is not in the vocabulary, a sequence is longer than ``max_length``, or the groups do not
+        come from :class:`SpanGroups`.
 
         Returns:
-            ``input_ids`` and ``attention_mask`` (S, T') with masks, ``context_ids`` (S, T) without them, ``spans`` as
-            of :func:`~mlsm_plugin.core.masking.span_groups.collate_groups`, ``special``: ids that cannot be retrieved,
-            padding first, ``content`` (number of groups,): the tokens of each but special ones, and ``labels``
-            (number of groups, most spans of one): 1 for each span of a group, by which the Trainer counts, then -100.
+            ``input_ids`` and ``attention_mask`` (S, T') with masks, ``context_ids`` (S, T) without masks, ``spans`` of
+            :func:`~mlsm_plugin.core.masking.span_groups.collate_groups`, ``special``: ids that cannot be retrieved,
+            padding first, ``content`` (number of groups,): how many tokens of each group are not special, and
+            ``labels`` (number of groups, most spans of a group): 1 for each span, which the Trainer counts, then -100.
         """
         check_samples(groups, SpanGroup)
         for group in groups:
@@ -357,7 +358,7 @@ class SpanGroupsCollator(_TextCollator):
         if not len(batch["spans"]["start"]) and sum(content) >= FEWEST_TOKENS:
             self._warn_once(f"nothing is masked in a batch of {len(groups)} groups: {self.few_masks}")
         return {
-            # the first entry: the Trainer takes its length as that of the batch, which it counts in groups
+            # the first entry: the Trainer takes its length as the batch size, which it counts in groups
             "labels": padded([np.ones(len(group["spans"])) for group in groups_with_spans], IGNORED),
             "input_ids": masked,
             "attention_mask": (masked != self.pad).long(),
@@ -369,7 +370,7 @@ class SpanGroupsCollator(_TextCollator):
 
 
 def check_samples(samples: Sequence[object], kind: type) -> None:
-    """Raise ValueError unless all samples are of this kind: with ids alone, nothing would decide their masks."""
+    """Raise ValueError unless all samples are of this kind; the masks depend on more than the ids."""
     for sample in samples:
         if not isinstance(sample, kind):
             raise ValueError(

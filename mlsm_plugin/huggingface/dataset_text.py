@@ -1,4 +1,4 @@
-"""Text in a column of JSON lines, CSV or Parquet, or of a dataset of the hub, as a plain text file."""
+"""Turn a text column of JSON lines, CSV, Parquet or a dataset on the hub into a plain text file."""
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,10 +16,10 @@ logger = logging.getLogger(__name__)
 
 
 def write_column(rows: Iterable[dict[str, Any]], column: str, output: PathLike) -> int:
-    """Write the texts of a column as documents, with a blank line after each; returns their number.
+    """Write the texts of a column as documents, with a blank line after each; return their number.
 
-    The file appears as a whole. A row whose cell is empty is left out. ValueError if a row lacks the column, or has
-    something else than text in it, or there is no text.
+    The file is written atomically. Rows with an empty cell are left out. ValueError if a row lacks the column, the cell
+    holds anything but text, or there is no text.
     """
     documents = 0
     empty = 0
@@ -47,7 +47,7 @@ def write_column(rows: Iterable[dict[str, Any]], column: str, output: PathLike) 
 
 
 def rows_of_files(paths: Sequence[PathLike]) -> Iterator[dict[str, Any]]:
-    """The rows of files of JSON lines, CSV or Parquet, plain or compressed, one after the other.
+    """The rows of files of JSON lines, CSV or Parquet, plain or compressed, in order.
 
     ValueError if a file is of another kind, or cannot be read.
     """
@@ -61,16 +61,17 @@ def rows_of_files(paths: Sequence[PathLike]) -> Iterator[dict[str, Any]]:
 
 
 def rows_of_dataset(name: str, split: str) -> Iterator[dict[str, Any]]:
-    """The rows of a split of a dataset: a folder, or a name of the hub, with ``:CONFIG`` after it if it has several.
+    """The rows of a split of a dataset, read one by one.
 
-    They are read one by one. ValueError if there is no such dataset.
+    ``name`` is a folder or a hub name, with ``:CONFIG`` if the dataset has several configurations. ValueError if the
+    dataset does not exist, or cannot be read.
     """
     path, _, configuration = (name, "", "") if Path(name).exists() else name.partition(":")
     yield from _rows(path, name, name=configuration or None, split=split)
 
 
 def files_of_dataset(name: str) -> list[Path]:
-    """The files of a dataset that is a folder, in order; none for a name of the hub."""
+    """The sorted files of a dataset in a folder; none for a hub name."""
     return sorted(path for path in Path(name).rglob("*") if path.is_file()) if Path(name).is_dir() else []
 
 

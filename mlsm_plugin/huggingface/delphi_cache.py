@@ -1,7 +1,7 @@
-"""The cache of activations that Delphi (EleutherAI) reads to name latents, from stored codes and their text.
+"""Write stored codes and their text as the activation cache that Delphi (EleutherAI) reads to name latents.
 
 The folder of a layer has ``config.json`` and, for each range of latents, ``{first}_{last}.safetensors`` with
-``locations`` (row of the tokens, place in the row, latent from the first one on), ``activations``, and ``tokens``.
+``locations`` (row of the tokens, place in the row, latent minus ``first``), ``activations``, and ``tokens``.
 """
 
 import math
@@ -25,14 +25,14 @@ from mlsm_plugin.huggingface.token_sequences import TokenSequences
 
 CONTEXT = 256  # tokens of a row, as in Delphi
 FILES = 5  # at least, as in Delphi
-NONZEROS_OF_FILE = 20_000_000  # about, which limits the memory
+NONZEROS_OF_FILE = 20_000_000  # approximate; limits the memory
 POSITIONS_AT_ONCE = 1 << 16
 FILE_OF_LATENTS = re.compile(r"\d+_\d+\.safetensors")
 
 
 @dataclass(frozen=True)
 class DelphiCache:
-    """What was written: the folder of the layer, and the numbers of tokens and of non-zeros in it."""
+    """A written cache: the folder of the layer, and its numbers of tokens and non-zeros."""
 
     folder: Path
     tokens: int
@@ -42,20 +42,20 @@ class DelphiCache:
 def write_delphi_cache(
     codes: PathLike, sequences: PathLike, model: PathLike, output: PathLike, *, overwrite: bool = False
 ) -> DelphiCache:
-    """Write the codes of token sequences as a cache of Delphi, in the folder ``layer.L`` of ``output``.
+    """Write the codes of token sequences as a Delphi cache to the folder ``layer.L`` in ``output``.
 
-    The sequences, one after the other, are cut into rows of 256 tokens; the rest at the end is left out.
+    The sequences are concatenated and cut into rows of 256 tokens; the rest at the end is left out.
 
     Args:
         codes: folder of the store.
-        sequences: what was coded, as of :class:`TokenSequences`; of ``mlsm adapt``, whose ``train.codes`` are of the
-            first sequences, the folder ``tokens``.
+        sequences: the coded sequences, as for :class:`TokenSequences`. After ``mlsm adapt``, pass the folder
+            ``tokens``; ``train.codes`` belong to its first sequences.
         model: folder or hub name of the model that was coded; Delphi opens its tokenizer.
         output: folder for the layer.
-        overwrite: replace a cache that is there.
+        overwrite: replace an existing cache.
 
     Raises:
-        ValueError: the codes are of other sequences or of another model, the text is too short, or a cache is there.
+        ValueError: the codes belong to other sequences or another model, the text is too short, or a cache exists.
     """
     store, text = _opened(Path(codes), TokenSequences(sequences))
     name = str(model).removeprefix(HF_PREFIX)
@@ -82,17 +82,17 @@ def write_delphi_cache(
 
 
 def _remove_latents(folder: Path) -> None:
-    """Remove the files of an earlier cache: with other ranges, they would stay, and Delphi reads all that are there."""
+    """Remove the files of an earlier cache: files of other ranges would remain, and Delphi reads all files."""
     for path in folder.glob("*.safetensors"):
         if FILE_OF_LATENTS.fullmatch(path.name):
             path.unlink()
 
 
 def _opened(codes: Path, text: TokenSequences) -> tuple[SequenceCodes, TokenSequences]:
-    """The codes with their sequences, which may be the first ones only."""
-    coded = len(CodeStore(codes))
-    number = int(np.searchsorted(text.starts, coded))
-    if 0 < number < len(text) and text.starts[number] == coded:
+    """The codes with their sequences, which may be only the first sequences of the text."""
+    coded_tokens = len(CodeStore(codes))
+    number = int(np.searchsorted(text.starts, coded_tokens))
+    if 0 < number < len(text) and text.starts[number] == coded_tokens:
         text = text.part(0, number)
     return SequenceCodes(codes, text), text
 
@@ -113,7 +113,7 @@ def _ids(text: TokenSequences) -> Iterator[np.ndarray]:
 
 
 def _config(name: str, sequences: Path, tokens: int) -> dict[str, str | int]:
-    """What Delphi records of a cache; ``ctx_len`` and ``model_name`` are read again."""
+    """The settings that Delphi records with a cache; it reads back ``ctx_len`` and ``model_name``."""
     path = Path(name)
     return {
         "model_name": str(path.resolve()) if path.is_dir() else name,
@@ -135,7 +135,7 @@ def _ranges(store: CodeStore, tokens: int) -> list[tuple[int, int]]:
 
 
 def _entries(store: CodeStore, tokens: int, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
-    """Locations ``(N, 3)`` and activations ``(N,)`` float16 of the latents ``first`` to ``last``, by position."""
+    """Locations ``(N, 3)`` and activations ``(N,)`` float16 of latents ``first`` to ``last``, sorted by position."""
     locations_of_range: list[np.ndarray] = []
     weights_of_range: list[np.ndarray] = []
     with Progress(total=tokens, desc=f"latents {first} to {last}", unit="token", unit_scale=True) as progress:

@@ -1,4 +1,4 @@
-"""Distillation for masked LMs of Hugging Face (Hinton et al., 2015)."""
+"""Distillation of Hugging Face masked LMs (Hinton et al., 2015)."""
 
 from typing import Any, ClassVar
 
@@ -15,17 +15,17 @@ from mlsm_plugin.huggingface.sentence_vectors import mean_vectors
 class DistilledModel(PretrainingModel):
     """A masked LM that learns a teacher's predictions for the masked tokens of the same masked text.
 
-    ``mlm_loss`` is only logged: the student never sees the masked tokens.
+    ``mlm_loss`` is only logged: the student is not trained on the true tokens.
 
     Args (of :meth:`of` and :meth:`from_pretrained`):
-        teacher: a masked LM with the same vocabulary, such as ``AutoModelForMaskedLM`` opens; it is not trained.
-        temperature: divisor of both logits, positive.
+        teacher: a masked LM with the same vocabulary, as ``AutoModelForMaskedLM`` opens it; it is not trained.
+        temperature: divisor of the logits of both models, positive.
     """
 
     figures: ClassVar[tuple[str, ...]] = ("teacher_kl", "mlm_loss", "masked_share")
 
     def set_objective(self, *, teacher: Any, temperature: float = 1.0) -> None:
-        """Set the options of the class; raises ValueError if one is out of range, or the vocabularies differ."""
+        """Set the options of the class; ValueError if one is out of range, or the vocabularies differ."""
         check_temperature(temperature)
         size = self.config.vocab_size
         teacher_size = teacher.config.vocab_size
@@ -33,7 +33,7 @@ class DistilledModel(PretrainingModel):
             raise ValueError(f"the student has {size} tokens, the teacher {teacher_size}; they must be the same")
         head_of(teacher)
         self.temperature = temperature
-        # in a tuple, it is not a part of this module: it is neither trained nor saved
+        # in a tuple, it is not a submodule, so it is neither trained nor saved
         self._teacher = (teacher.eval().requires_grad_(False),)
 
     def _objective(self, labels: Tensor, **inputs: Tensor) -> Objective:
@@ -58,19 +58,19 @@ def _logits(model: Any, hidden: Tensor) -> Tensor:
 
 
 class SentenceVectorModel(PretrainingModel):
-    """An encoder that learns the sentence vectors of a teacher with any tokenizer: the mean of its last hidden states.
+    """An encoder that learns a teacher's sentence vectors, means of its last hidden states; tokenizers may differ.
 
-    The loss is the mean squared error of a vector's numbers. The masked-LM head is not trained.
+    The loss is the mean squared error over the entries of a vector. The masked-LM head is not trained.
 
     Args (of :meth:`of` and :meth:`from_pretrained`):
-        width: of the teacher's vectors, which must be that of the model.
+        width: width of the teacher's vectors; must be equal to the width of the model.
     """
 
     trains_head: ClassVar[bool] = False
     figures: ClassVar[tuple[str, ...]] = ("vector_loss", "masked_share")
 
     def set_objective(self, *, width: int) -> None:
-        """Check the width; ValueError if it is not that of the model."""
+        """Check the width; ValueError if it is not equal to the width of the model."""
         if width != self.config.hidden_size:
             raise ValueError(
                 f"the teacher's vectors are {width} wide, those of the model {self.config.hidden_size}; choose two "

@@ -1,7 +1,7 @@
 """The order of the samples in the Trainer of ``transformers``, which a resumed run must repeat.
 
-The Trainer leaves the order to ``accelerate``; most of its versions resume an epoch with the order, or with the masks,
-of another epoch.
+The Trainer leaves the order to ``accelerate``. Most of its versions resume an epoch with the order or the masks of
+another epoch.
 """
 
 import hashlib
@@ -20,16 +20,16 @@ from mlsm_plugin.huggingface.checked_parts import with_inner
 from mlsm_plugin.huggingface.pretraining_model import objective_name
 from mlsm_plugin.huggingface.pretraining_sequences import Samples, order_of_epoch
 
-SAMPLES = "samples of mlsm_plugin"  # key in the state of the Trainer, beside names of callbacks
+SAMPLES = "samples of mlsm_plugin"  # key in the state of the Trainer, next to names of callbacks
 logger = logging.getLogger(__name__)
 
-RESUMES_SMALLER_UPDATES = "4.57"  # the first version of transformers that does
+RESUMES_SMALLER_UPDATES = "4.57"  # first version of transformers that resumes them correctly
 
 
 class EpochOrder(Sampler[int]):
-    """A random order of ``number`` samples that depends on the seed and the epoch only.
+    """A random order of ``number`` samples that depends only on the seed and the epoch.
 
-    ``epoch`` returns the epoch when a pass over the samples begins.
+    ``epoch`` is called at the start of each pass over the samples, and returns the epoch.
     """
 
     def __init__(self, number: int, *, seed: int, epoch: Callable[[], int]) -> None:
@@ -45,11 +45,12 @@ class EpochOrder(Sampler[int]):
 
 
 def order_by_epoch(trainer: Trainer) -> None:
-    """Replace the random order of a Trainer's training samples by an :class:`EpochOrder`; other orders stay.
+    """Replace the random order of a Trainer's training samples with an :class:`EpochOrder`; keep other orders.
 
-    ValueError if a share of masks that changes in the training would need another order.
+    ValueError if the share of masks changes during the training, and the order is not random or the dataset is not
+    :class:`Samples` itself.
     """
-    usual = trainer.get_train_dataloader
+    stock_dataloader = trainer.get_train_dataloader
     masks_change = getattr(getattr(trainer.data_collator, "masking", None), "mask_prob_end", None) is not None
     if masks_change and not isinstance(trainer.train_dataset, Samples):
         raise ValueError(
@@ -58,9 +59,9 @@ def order_by_epoch(trainer: Trainer) -> None:
         )
 
     def get_train_dataloader() -> DataLoader[Any]:
-        loader = usual()
+        loader = stock_dataloader()
         batches: Any = getattr(loader, "batch_sampler", None)
-        while hasattr(batches, "batch_sampler"):  # the batches of all ranks, from which accelerate selects this rank's
+        while hasattr(batches, "batch_sampler"):  # batches of all ranks, before accelerate selects
             batches = batches.batch_sampler
         sampler = getattr(batches, "sampler", None)
         if batches is not None and isinstance(sampler, RandomSampler):
@@ -75,7 +76,7 @@ def order_by_epoch(trainer: Trainer) -> None:
 
 
 def epoch_of(state: TrainerState) -> int:
-    """The number of the epoch, from 0 on, that a Trainer with this state is in, or begins."""
+    """The number, from 0, of the epoch that a Trainer with this state is in or about to begin."""
     return int(state.epoch or 0)
 
 
@@ -85,21 +86,21 @@ def seed_of_order(arguments: TrainingArguments) -> int:
 
 
 def samples_of_update(arguments: TrainingArguments) -> int:
-    """The number of samples of an update, on all devices."""
+    """The number of samples per update, over all devices."""
     return arguments.train_batch_size * arguments.world_size * arguments.gradient_accumulation_steps
 
 
 def samples_of_training(arguments: TrainingArguments, updates: int, samples: int, batches: int) -> int:
-    """The number of samples that all ``updates`` take, on all devices; the last update of an epoch may be smaller.
+    """The number of samples in all ``updates``, over all devices; the last update of an epoch may be smaller.
 
-    ``samples`` and ``batches`` are those of an epoch, the batches on each device.
+    ``samples`` is the number of samples per epoch, ``batches`` the number of batches per epoch on each device.
     """
     epochs, further_updates = divmod(updates, math.ceil(batches / arguments.gradient_accumulation_steps))
     return epochs * samples + min(samples, further_updates * samples_of_update(arguments))
 
 
 def samples_record(arguments: TrainingArguments, dataset: object, model: object) -> dict[str, object]:
-    """What decides which samples an update of a training sees, as JSON; of the text, a part is looked at."""
+    """The values that decide which samples an update sees, as JSON; only part of the text is read."""
     text = hashlib.sha256()
     for inner in with_inner(dataset):
         if hasattr(inner, "__len__"):
@@ -111,30 +112,30 @@ def samples_record(arguments: TrainingArguments, dataset: object, model: object)
     return {
         "number of samples of an update": samples_of_update(arguments),
         "seed of the order": seed_of_order(arguments),
-        "objective of the model": objective_name(model),  # "objective", in earlier checkpoints, was the stock class
+        "objective of the model": objective_name(model),  # in earlier checkpoints, "objective" was the stock class
         "text": text.hexdigest()[:12],
     }
 
 
 def check_same_samples(state: TrainerState, record: dict[str, object], updates: int) -> None:
-    """Check, as a training begins, that one that resumes within an epoch sees the samples that the epoch still has.
+    """Check that a training that resumes within an epoch sees the remaining samples of that epoch.
 
-    The record of a training lies in its state, which the Trainer saves with each checkpoint. Checkpoints without one
-    are accepted.
+    The record is part of the state, which the Trainer saves with each checkpoint. Checkpoints without a record are
+    accepted.
 
     Args:
-        state: of the Trainer; it gets the ``record``.
-        record: that of :func:`samples_record`.
-        updates: of an epoch now.
+        state: state of the Trainer; the ``record`` is added to it.
+        record: result of :func:`samples_record`.
+        updates: current number of updates per epoch.
 
     Raises:
-        ValueError: the checkpoint was written within an epoch of other samples.
+        ValueError: the checkpoint was written within an epoch over other samples.
     """
-    records = cast(dict[str, dict[str, object]], state.stateful_callbacks)  # as the Trainer fills and saves it
+    records = cast(dict[str, dict[str, object]], state.stateful_callbacks)  # as the Trainer saves it
     saved = records.get(SAMPLES, {})
-    within = (state.epoch or 0) % 1 > 0 or state.global_step % max(1, updates) > 0
+    within_epoch = (state.epoch or 0) % 1 > 0 or state.global_step % max(1, updates) > 0
     for name, now in record.items():
-        if within and state.global_step and saved.get(name, now) != now:
+        if within_epoch and state.global_step and saved.get(name, now) != now:
             raise ValueError(
                 f"the {name} was {saved[name]} and is {now} now, but the training was stopped within an epoch, so its "
                 "place in the text is not known; resume it as it was begun, or begin a new training with the model of "
@@ -144,10 +145,10 @@ def check_same_samples(state: TrainerState, record: dict[str, object], updates: 
 
 
 def check_resumable(arguments: TrainingArguments, state: TrainerState, batches: int) -> None:
-    """Check, when a training begins, that the Trainer resumes an epoch of so many ``batches`` at the right place.
+    """Check at the start of a training that the Trainer can resume an epoch of ``batches`` batches correctly.
 
-    Versions before 4.57 do not, if the last update of an epoch has fewer batches than the others: ValueError if this
-    training is resumed, else a warning.
+    transformers before 4.57 cannot, if the last update of an epoch has fewer batches than the others: ValueError if
+    this training is resumed, else a warning.
     """
     accumulated = arguments.gradient_accumulation_steps
     if batches % accumulated == 0 or Version(transformers.__version__) >= Version(RESUMES_SMALLER_UPDATES):

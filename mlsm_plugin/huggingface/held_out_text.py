@@ -1,4 +1,4 @@
-"""The lines of a text that lie in the sequences at its end, which are held out."""
+"""The lines of the held-out sequences at the end of a text."""
 
 import re
 from collections import deque
@@ -18,9 +18,9 @@ END_OF_SENTENCE = re.compile(r"(?<=[.!?])\s+")
 def held_out_lines(
     texts: Sequence[PathLike], sequences: TokenSequences, tokenizer: HuggingFaceTokenizer, *, apart: bool
 ) -> list[str]:
-    """The last lines of text files that lie as a whole in the sequences at their end, at most :data:`MOST_LINES`.
+    """The last lines of text files that lie completely in the ``sequences`` at their end, at most :data:`MOST_LINES`.
 
-    Blank lines between documents are among them. ``apart``: each sequence is one line.
+    They include blank lines between documents. ``apart``: each sequence is one line.
     """
     lines = last_lines(texts)
     if apart:
@@ -42,9 +42,9 @@ def last_lines(texts: Sequence[PathLike]) -> list[str]:
 
 
 def write_held_out(lines: Sequence[str], output: Path) -> None:
-    """Write lines to a file; if each document is a single line, as a sentence a line."""
-    followed = zip(lines, [*lines[1:], ""], strict=True)
-    if not any(line and after for line, after in followed):
+    """Write lines to a file; if each document is a single line, split it into one sentence per line."""
+    pairs = zip(lines, [*lines[1:], ""], strict=True)
+    if not any(line and after for line, after in pairs):
         lines = [part for line in lines for part in (END_OF_SENTENCE.split(line) if line else [""])]
     with atomic_open(output, "w") as file:
         file.writelines(f"{line}\n" for line in lines)

@@ -1,4 +1,4 @@
-"""MLSM for masked LMs of Hugging Face (Berend, ACL Findings 2023)."""
+"""MLSM for Hugging Face masked LMs (Berend, ACL Findings 2023)."""
 
 import logging
 from pathlib import Path
@@ -31,7 +31,7 @@ class LatentSemanticModel(PretrainingModel):
     """A masked LM with a latent head: MLSM (Berend, ACL Findings 2023), with or without MLM.
 
     Args (of :meth:`of` and :meth:`from_pretrained`):
-        num_atoms: atoms of the codes; None: those of the latent head in the folder.
+        num_atoms: number of atoms of the codes; None: as in the latent head in the folder.
         latent_weight, mlm_weight: weights of the two losses, not negative, not both 0.
         latent_target: ``distribution``: KL divergence from the code; ``argmax``: cross entropy with its strongest atom.
     """
@@ -43,10 +43,10 @@ class LatentSemanticModel(PretrainingModel):
     def from_pretrained(  # type: ignore[override]
         cls, path: PathLike, *, num_atoms: int | None = None, **options: Any
     ) -> Self:
-        """Open a stock folder or hub name, with the latent head beside it if there is one of ``num_atoms``.
+        """Open a stock folder or hub name, and the latent head in it if that has ``num_atoms`` atoms.
 
-        A model without a masked-LM head gets a new one. ValueError if the model does not exist, the latent head is
-        damaged, or it is missing and ``num_atoms`` is not given.
+        A missing masked-LM head is initialized at random. ValueError if the model does not exist, the latent head is
+        damaged, or it is missing and ``num_atoms`` is None.
         """
         saved = read_latent_head(hf_folder(path, weights=True) / LATENT_HEAD)
         if num_atoms is None:
@@ -57,8 +57,8 @@ class LatentSemanticModel(PretrainingModel):
         if saved is not None and saved["weight"].shape == model.latent_head.weight.shape:
             model.latent_head.load_state_dict({name: saved.pop(name) for name in OF_LATENT_HEAD})
             shapes = {name: values.shape for name, values in model.state_dict().items()}
-            of_head = {name: values for name, values in saved.items() if shapes.get(name) == values.shape}
-            model.load_state_dict(of_head, strict=False)
+            head_weights = {name: values for name, values in saved.items() if shapes.get(name) == values.shape}
+            model.load_state_dict(head_weights, strict=False)
         elif saved is not None:
             logger.warning(
                 f"the latent head of {path} has {len(saved['bias'])} atoms, but {num_atoms} are needed; a new one is "
@@ -84,7 +84,7 @@ class LatentSemanticModel(PretrainingModel):
         mlm_weight: float = 1.0,
         latent_target: str = "distribution",
     ) -> None:
-        """Set the options of the class and add a new latent head; raises ValueError if an option is out of range."""
+        """Set the options of the class, and add a new latent head; ValueError if an option is out of range."""
         check_weights(latent_weight, mlm_weight)
         if latent_target not in LATENT_LOSSES:
             raise ValueError(f"latent_target must be one of {', '.join(LATENT_LOSSES)}, got {latent_target}")
@@ -96,7 +96,7 @@ class LatentSemanticModel(PretrainingModel):
         head = head_of(self)
         weight = self.get_input_embeddings().weight
         self.latent_head = nn.Linear(head.width, num_atoms, device=weight.device, dtype=weight.dtype)
-        # as transformers initializes the linear layers of the model
+        # initialized as transformers initializes the linear layers of the model
         nn.init.normal_(self.latent_head.weight, std=getattr(self.config, "initializer_range", 0.02))
         nn.init.zeros_(self.latent_head.bias)
 
@@ -106,8 +106,8 @@ class LatentSemanticModel(PretrainingModel):
         head = head_of(self)
         masked = labels != IGNORED
         transformed = head.transform(self._encoded(**inputs)[0][masked])
-        idle = [] if self.mlm_weight > 0 or head.bias is None else [head.bias]
-        idle += [] if self.latent_weight > 0 else [*self.latent_head.parameters()]
+        unused_weights = [] if self.mlm_weight > 0 or head.bias is None else [head.bias]
+        unused_weights += [] if self.latent_weight > 0 else [*self.latent_head.parameters()]
         terms = latent_semantic_terms(
             targets=labels[masked],
             token_logits=head.project(transformed) if self.mlm_weight > 0 else None,
@@ -116,7 +116,7 @@ class LatentSemanticModel(PretrainingModel):
             latent_weight=self.latent_weight,
             mlm_weight=self.mlm_weight,
             latent_target=self.latent_target,
-            zero=zero_with_gradient(idle).to(labels.device),
+            zero=zero_with_gradient(unused_weights).to(labels.device),
         )
         masked_of_rows = masked.sum(dim=1)
         kl = mlm = [labels.new_zeros(len(labels))] * 2
@@ -124,12 +124,12 @@ class LatentSemanticModel(PretrainingModel):
             kl = [sums_of_rows(terms.latent, masked), sums_of_rows(terms.nonzeros > 0, masked)]
         if terms.mlm is not None:
             mlm = [sums_of_rows(terms.mlm, masked), masked_of_rows]
-        # the Trainer counts masked tokens, and the sample size those of them that have a code
+        # the Trainer counts all masked tokens, the sample size only those with a code
         number = masked_of_rows.sum()
         return terms.loss * (number / terms.sample_size.clamp(min=1)), number, [*kl, *mlm, masked_of_rows]
 
     def latent_logits(self, input_ids: Tensor, attention_mask: Tensor, chosen: Tensor) -> Tensor:
-        """Logits ``(n_chosen, num_atoms)`` of the atoms for the chosen tokens (bool ``(B, T)``); all inputs (B, T)."""
+        """Atom logits ``(n_chosen, num_atoms)`` for the ``chosen`` tokens (bool); all inputs are ``(B, T)``."""
         hidden = self._encoded(input_ids=input_ids, attention_mask=attention_mask)[0][chosen]
         logits: Tensor = self.latent_head(head_of(self).transform(hidden))
         return logits
@@ -137,10 +137,10 @@ class LatentSemanticModel(PretrainingModel):
     def save_pretrained(
         self, save_directory: PathLike, *args: object, state_dict: dict[str, Tensor] | None = None, **options: object
     ) -> None:
-        """Write a stock model folder as :meth:`PretrainingModel.save_pretrained`, and the latent head beside the model.
+        """Write a stock model folder like :meth:`PretrainingModel.save_pretrained`, and a file with the latent head.
 
-        Without a masked-LM head, the first half of the head is saved beside it, too. A Trainer's ``checkpoint-N`` also
-        has the latent head in the file of the model: the Trainer restores only that file.
+        Without a trained masked-LM head, the first half of that head is saved in the file of the latent head. In a
+        Trainer's ``checkpoint-N``, the file of the model also has the latent head: the Trainer restores only that file.
         """
         from safetensors.torch import save_file
 
@@ -158,9 +158,9 @@ class LatentSemanticModel(PretrainingModel):
 
 
 def read_latent_head(path: Path) -> dict[str, Tensor] | None:
-    """The weights in the file of a latent head, ``weight`` ``(n_atoms, width)`` among them; None if there is no file.
+    """The weights in the file of a latent head, including ``weight`` ``(n_atoms, width)``; None if there is no file.
 
-    ValueError if it is damaged.
+    ValueError if the file is damaged.
     """
     if not path.is_file():
         return None

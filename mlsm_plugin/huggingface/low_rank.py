@@ -7,7 +7,7 @@ from mlsm_plugin.huggingface.pretraining_model import PretrainingModel
 
 
 def add_low_rank(model: PretrainingModel, rank: int) -> None:
-    """Freeze the encoder, and add an update of this rank to each matrix of its layers; heads are trained as before.
+    """Freeze the encoder, and add an update of this rank to each matrix of its layers; heads are still trained.
 
     ValueError if ``peft`` is not installed.
     """
@@ -28,7 +28,7 @@ def add_low_rank(model: PretrainingModel, rank: int) -> None:
 
 
 def merge_low_rank(model: nn.Module) -> None:
-    """Add the updates to the matrices, so that the model is of its stock form; ValueError if they are not finite."""
+    """Add the updates to the matrices, which gives a stock model again; ValueError if they are not finite."""
     from peft.tuners.lora import LoraLayer
 
     for name, module in list(model.named_modules()):

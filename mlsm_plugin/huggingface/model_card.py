@@ -1,4 +1,4 @@
-"""The card of an adapted model: what it was trained on, how, and what it gained on held-out text."""
+"""The card of an adapted model: its training text, its settings, and its gain on held-out text."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ from mlsm_plugin.core.files.json_checks import JsonObject
 from mlsm_plugin.version import __version__
 
 CARD = "README.md"
-PAPERS = {  # of the objectives
+PAPERS = {  # by objective
     "mlm": "masked language modelling (Devlin et al., 2019, [N19-1423](https://aclanthology.org/N19-1423))",
     "mlsm": "masked latent semantic modelling (Berend, 2023, "
     "[findings-acl.876](https://aclanthology.org/2023.findings-acl.876))",
@@ -69,17 +69,17 @@ Made with mlsm_plugin {version}.
 
 @dataclass(frozen=True)
 class CardFacts:
-    """What a card says.
+    """The contents of a card.
 
     Attributes:
-        model: name of the model that was given.
+        model: name of the original model.
         student: size of a new model that learned from it; None: the model itself was trained.
         objective: name of the objective.
         updates: number of updates.
-        texts: files to train on.
+        texts: training files.
         before, after: losses on held-out text, in nats.
-        settings: further names and values.
-        fills_masks: whether it has a trained masked-LM head.
+        settings: other settings by name.
+        fills_masks: whether the trained model has a trained masked-LM head.
     """
 
     model: str
@@ -94,7 +94,7 @@ class CardFacts:
 
 
 def write_card(folder: Path, facts: CardFacts) -> None:
-    """Write the card of the model in a folder."""
+    """Write the card of a model to its folder."""
     name = Path(facts.model).name or facts.model
     origin = f"An adaptation of `{name}` to a text."
     if facts.student is not None:
@@ -119,9 +119,9 @@ def write_card(folder: Path, facts: CardFacts) -> None:
 
 
 def add_quality(folder: Path, quality: JsonObject) -> None:
-    """Write what was measured of the models before and after into the card of a folder, if there is one.
+    """Add a section with the figures of the models before and after to the card in a folder, if it has a card.
 
-    ``quality`` has the figures of the ``models``, and ``notes``. An earlier such section is replaced.
+    ``quality`` has the figures of the ``models``, and ``notes``. The section replaces an earlier one.
     """
     path = folder / CARD
     if not path.exists():
@@ -152,7 +152,7 @@ def _quality_section(quality: JsonObject) -> str:
 
 
 def _explanation(quality: JsonObject) -> str:
-    """What the columns mean; a short held-out text leaves only the probes."""
+    """What the columns mean; with a short held-out text, there are only probes."""
     if not quality["sentences"]:
         return INTERVAL + PROBES_ALONE
     return INTERVAL + OF_HELD_OUT_TEXT.format(**quality) + PROBES

@@ -1,7 +1,7 @@
-"""Masked LMs of Hugging Face with an objective of this package, for the Trainer of ``transformers``.
+"""Hugging Face masked LMs with an objective of this package, for the Trainer of ``transformers``.
 
-A model of a stock class, such as ``BertForMaskedLM``, becomes one of a subclass of the same name, whose forward pass
-computes the loss of the objective from a batch of its collator. Everything else is that of the stock class.
+The class of a stock model, such as ``BertForMaskedLM``, is replaced with a subclass of the same name, whose forward
+pass computes the loss of the objective from a batch of its collator. Everything else is inherited.
 """
 
 import logging
@@ -26,48 +26,50 @@ from mlsm_plugin.huggingface.collators import IGNORED
 if TYPE_CHECKING:
     from transformers import PreTrainedModel as StockModel
 else:
-    StockModel = object  # a stock class of the library stands behind it in every model; see _with_objective
+    StockModel = object  # every model also inherits from a stock class of the library; see _with_objective
 
 logger = logging.getLogger(__name__)
 Step = Callable[[Tensor], Tensor]
 NEW_HEAD = "which this training trains"
 TRAINER_CHECKPOINT = re.compile(r"checkpoint-\d+")
-# the loss, summed over the labels, their number, and the sum and the count of each figure, (B,) each, but the last
-# count: the number of tokens that are not special
+# the loss summed over the labels; the number of labels; and for each figure its sum and its count, (B,) each. The last
+# count is left out: it is the number of tokens that are not special
 Objective = tuple[Tensor, Tensor, list[Tensor]]
 
 
 class PretrainingModel(StockModel):
-    """The base of the objectives. The Trainer calls the forward pass with the batches of a collator.
+    """The base class of the objectives. The Trainer calls the forward pass with the batches of a collator.
 
-    In training, sums over tokens are collected until :meth:`taken_parts`. In evaluation, the output holds them for each
-    sequence or group, as ``parts`` (B, 2 x number of figures): the Trainer drops the rows that it repeats for a rank.
+    In training, sums over tokens are collected until :meth:`taken_parts` is called. In evaluation, the output holds
+    them for each sequence or group as ``parts`` (B, 2 x number of figures): when the Trainer repeats rows to fill the
+    batch of a rank, it drops them again.
     """
 
-    # the Trainer then passes the number of labels of all batches of an update
+    # makes the Trainer pass the number of labels in all batches of an update
     accepts_loss_kwargs: ClassVar[bool] = True
     trains_head: ClassVar[bool] = True  # whether the objective trains the masked-LM head
-    figures: ClassVar[tuple[str, ...]]  # what is logged: a sum divided by a count each; the last one is masked_share
+    # names of the logged figures, each a sum divided by a count; the last is masked_share
+    figures: ClassVar[tuple[str, ...]]
     config: Any
     training: bool
     # checks and sets the options of the objective, and adds what it needs to the model
     set_objective: Callable[..., None]
-    _objective: Callable[..., Objective]  # of the labels, and the rest of the batch by name
+    _objective: Callable[..., Objective]  # takes the labels, and the rest of the batch by name
     _collected: Tensor | None = None
 
     @classmethod
     def of(cls, model: Any, **options: Any) -> Self:
-        """Turn a stock ``AutoModelForMaskedLM`` into a model with this objective, in place; ``options`` of the class.
+        """Turn a stock ``AutoModelForMaskedLM`` into a model with this objective, in place; see the class for options.
 
-        A warning says that weights are not in float32: small updates are then lost in rounding. ValueError if the model
-        is a decoder, its head has an unknown form, or an option is out of range.
+        Warns if weights are not in float32, since rounding then loses small updates. ValueError if the model is a
+        decoder, its head has an unknown form, or an option is out of range.
         """
         check_encoder(model.config, f"this {type(model).__name__}")
         head_of(model)
         _warn_of_low_precision(model)
         trained = getattr(model, "trains_head", True)
         stock = next(base for base in type(model).__mro__ if not issubclass(base, PretrainingModel))
-        model.__class__ = _with_objective(cls, stock)  # type: ignore[arg-type]  # mypy finds classes not hashable
+        model.__class__ = _with_objective(cls, stock)  # type: ignore[arg-type]  # mypy takes classes as not hashable
         model.set_objective(**options)
         if trained is not cls.trains_head:
             for parameter in model.head_parameters():
@@ -78,21 +80,21 @@ class PretrainingModel(StockModel):
     def from_pretrained(cls, path: PathLike, **options: Any) -> Self:  # type: ignore[override]
         """Open a folder or hub name; see :meth:`of` for the options.
 
-        A model without a masked-LM head gets a new one. ValueError as of :meth:`of`, or if the model does not exist.
+        A missing masked-LM head is initialized at random. ValueError as in :meth:`of`, or if the model does not exist.
         """
         return cls.of(cls.opened(path, **options), **options)
 
     @classmethod
     def opened(cls, path: PathLike, **options: Any) -> Any:
-        """The stock model that :meth:`of` takes with these ``options``; without a head it gets a new one.
+        """The stock model that :meth:`of` takes with these ``options``; a missing head is initialized at random.
 
-        A log line says so if the objective trains the head. ValueError if the model does not exist, or cannot be read.
+        This is logged if the objective trains the head. ValueError if the model does not exist, or cannot be read.
         """
         return load_masked_lm(path, new_head=NEW_HEAD if cls.keeps_head(**options) else "")
 
     @classmethod
     def keeps_head(cls, **options: Any) -> bool:
-        """Whether the masked-LM head is trained with these options, and therefore a part of the result."""
+        """Whether these options train the masked-LM head, which is then part of the result."""
         return cls.trains_head
 
     @property
@@ -103,10 +105,11 @@ class PretrainingModel(StockModel):
     def save_pretrained(
         self, save_directory: PathLike, *args: Any, state_dict: dict[str, Tensor] | None = None, **options: Any
     ) -> None:
-        """Write a stock model folder, with arguments of the stock class.
+        """Write a stock model folder; arguments as in the stock class.
 
-        It has the encoder alone, which ``AutoModel`` opens, if the objective does not train the masked-LM head. A
-        Trainer's ``checkpoint-N`` has everything, from which the Trainer resumes, and a file that says so.
+        If the objective does not train the masked-LM head, the folder holds only the encoder, which ``AutoModel``
+        opens. A Trainer's ``checkpoint-N`` holds the whole model, so that the Trainer can resume, and a file that says
+        that the head is untrained.
         """
         if self.has_trained_head or TRAINER_CHECKPOINT.fullmatch(Path(save_directory).name):
             super().save_pretrained(save_directory, *args, state_dict=state_dict, **options)  # type: ignore[misc]
@@ -127,12 +130,13 @@ class PretrainingModel(StockModel):
         num_items_in_batch: Tensor | int | None = None,
         **batch: Any,
     ) -> Any:
-        """The loss of a batch of the objective's collator; ValueError if it is that of another one.
+        """The loss of a batch of the objective's collator; ValueError for a batch of another collator.
 
         Args:
             input_ids, attention_mask, labels: ``(B, T)``; without labels, this is the stock forward pass.
-            content: ``(B,)`` tokens of each sequence or group but special ones, for ``masked_share``; or None.
-            num_items_in_batch: number of labels of the update; None: those of the batch.
+            content: ``(B,)`` number of tokens of each sequence or group that are not special, for ``masked_share``; or
+                None.
+            num_items_in_batch: number of labels in the update; None: in the batch.
             batch: the rest of the batch, and options of the stock class.
         """
         batch |= {"input_ids": input_ids, "attention_mask": attention_mask}
@@ -150,7 +154,7 @@ class PretrainingModel(StockModel):
         return {"loss": loss}
 
     def taken_parts(self) -> dict[str, float]:
-        """The figures of all tokens since the last call, by name, over all ranks; every rank has to call this."""
+        """The figures over all tokens of all ranks since the last call, by name; every rank must call this."""
         sums = self._collected
         if sums is None:
             return {}
@@ -161,7 +165,7 @@ class PretrainingModel(StockModel):
 
     @classmethod
     def means_of(cls, sums: Iterable[float | Tensor]) -> dict[str, float]:
-        """The figures from their alternating sums and counts; figures with count 0 are left out."""
+        """The figures from alternating sums and counts; figures with count 0 are left out."""
         values = [float(value) for value in sums]
         figures = zip(cls.figures, values[::2], values[1::2], strict=True)
         return {name: total / count for name, total, count in figures if count}
@@ -170,13 +174,13 @@ class PretrainingModel(StockModel):
         return self.base_model(return_dict=True, **inputs)
 
     def head_parameters(self) -> list[nn.Parameter]:
-        """The parameters of the masked-LM head, without those that it shares with the encoder."""
+        """The parameters of the masked-LM head, except those shared with the encoder."""
         prefix = f"{self.base_model_prefix}."
         parameters = self.named_parameters()
         return [parameter for name, parameter in parameters if not name.startswith(prefix)]
 
     def _masked_lm(self, hidden: Tensor, labels: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """The cross entropy of the masked tokens, summed; and for each row its sum and the number of these tokens."""
+        """The summed cross entropy of the masked tokens; and for each row the sum and the number of masked tokens."""
         head = head_of(self)
         masked = labels != IGNORED
         logits = head.project(head.transform(hidden[masked]))
@@ -185,12 +189,12 @@ class PretrainingModel(StockModel):
 
 
 class MaskedLmModel(PretrainingModel):
-    """A masked LM that computes its loss as the stock class does, faster and with exact means over an update."""
+    """A masked LM with the same loss as the stock class, but faster and with exact means over an update."""
 
     figures: ClassVar[tuple[str, ...]] = ("mlm_loss", "masked_share")
 
     def set_objective(self) -> None:
-        """There are no options."""
+        """Do nothing: there are no options."""
 
     def _objective(self, labels: Tensor, **inputs: Tensor) -> Objective:
         loss, (sums, masked) = self._masked_lm(self._encoded(**inputs)[0], labels)
@@ -198,10 +202,10 @@ class MaskedLmModel(PretrainingModel):
 
 
 class TokenContrastiveModel(PretrainingModel):
-    """A masked LM whose nearby tokens get similar global semantics: TACO (Fu et al., ACL 2022), with MLM.
+    """A masked LM that learns similar global semantics for nearby tokens: TACO (Fu et al., ACL 2022), with MLM.
 
-    The global semantics of a token is the difference of its last hidden state and its embedding. The contrastive loss
-    is a mean over the anchors of a batch, weighted by the masked tokens where an update has several batches.
+    The global semantics of a token is its last hidden state minus its embedding. The contrastive loss is a mean over
+    the anchors of a batch; if an update has several batches, they are weighted by their numbers of masked tokens.
 
     Args (of :meth:`of` and :meth:`from_pretrained`):
         contrastive_weight: weight of the contrastive loss, not negative.
@@ -296,15 +300,15 @@ class SpanContrastiveModel(PretrainingModel):
         end = terms["end"]
         counted = start.counted
         all_spans = torch.ones_like(counted)
-        of_spans = [start.losses, counted, end.losses, counted]
-        of_spans += [start.correct & end.correct, counted, counted, all_spans, spans["length"]]
+        span_values = [start.losses, counted, end.losses, counted]
+        span_values += [start.correct & end.correct, counted, counted, all_spans, spans["length"]]
         is_span = labels != IGNORED
-        return start.loss + end.loss, counted.sum(), [sums_of_rows(values, is_span) for values in of_spans]
+        return start.loss + end.loss, counted.sum(), [sums_of_rows(values, is_span) for values in span_values]
 
 
 @cache
 def _with_objective(objective: type, stock: type) -> type:
-    """The class with the name of a stock class that also has an objective."""
+    """A class that inherits from an objective and a stock class, with the name of the stock class."""
     return type(stock.__name__, (objective, stock), {"__module__": stock.__module__})
 
 
@@ -321,14 +325,14 @@ def _warn_of_low_precision(model: nn.Module) -> None:
 
 
 def objective_name(model: object) -> str:
-    """The name of the class of the objective of a model, whose own class is called as the stock class."""
+    """The name of a model's objective class; the class of the model itself has the name of the stock class."""
     return type(model).__mro__[1].__name__ if isinstance(model, PretrainingModel) else type(model).__name__
 
 
 def sums_of_rows(values: Tensor, mask: Tensor) -> Tensor:
-    """The sums of ``values`` (n,) in each row of the ``mask`` (B, T), which is True at n places.
+    """The sum of ``values`` (n,) in each row of the ``mask`` (B, T), which is True at n places.
 
-    The result is ``(B,)`` float64, without gradient.
+    The result is ``(B,)`` float64, without gradients.
     """
     sums = torch.zeros(len(mask), dtype=torch.float64, device=values.device)
     return sums.index_add_(0, mask.nonzero()[:, 0], values.detach().double())
@@ -338,14 +342,14 @@ def sums_of_rows(values: Tensor, mask: Tensor) -> Tensor:
 class Head:
     """The two halves of a masked-LM head."""
 
-    transform: Step  # hidden states (n, d) to what the projection to the vocabulary reads, (n, width)
-    project: Step  # from there to vocabulary logits (n, V)
+    transform: Step  # hidden states (n, d) to the input of the projection, (n, width)
+    project: Step  # (n, width) to vocabulary logits (n, V)
     width: int
-    bias: nn.Parameter | None  # only ``project`` reads it: its weight may be that of the embeddings
+    bias: nn.Parameter | None  # of the projection, whose weight may be shared with the embeddings
 
 
 def head_of(model: Any) -> Head:
-    """The head of a masked LM: BERT, RoBERTa, MPNet, ModernBERT, DeBERTa-v2, DistilBERT, ELECTRA and their relatives.
+    """The head of a masked LM: BERT, RoBERTa, MPNet, ModernBERT, DeBERTa-v2, DistilBERT, ELECTRA and similar models.
 
     ValueError if the head has another form.
     """
@@ -381,7 +385,7 @@ def head_of(model: Any) -> Head:
 
 
 def head_transform(model: Any, state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The weights, in ``state``, of the first half of the head of a masked LM, by the names of the stock class."""
+    """The weights in ``state`` of the first half of a masked-LM head, by the names of the stock class."""
     encoder = f"{model.base_model_prefix}."
     symbols = int(model.config.vocab_size)
     return {name: values for name, values in state.items() if not name.startswith(encoder) and len(values) != symbols}

@@ -1,4 +1,4 @@
-"""Datasets for the Trainer of ``transformers``: sequences or groups of them, with number, epoch and maybe codes."""
+"""Datasets for the Trainer of ``transformers``: sequences or groups, with index, epoch and optionally codes."""
 
 import copy
 from dataclasses import dataclass
@@ -18,20 +18,20 @@ SEQUENCES_OF_GROUP = 16  # of NPM
 
 
 def order_of_epoch(number: int, seed: int, epoch: int) -> torch.Tensor:
-    """A random order ``(number,)`` of samples that depends on the seed and the epoch only: ``accelerate`` 1.15's."""
+    """A random order ``(number,)`` of samples that depends only on seed and epoch, as in ``accelerate`` 1.15."""
     return torch.randperm(number, generator=torch.Generator().manual_seed(seed + epoch))
 
 
 class SequenceCodes(CodeStore):
     """The codes of exactly these sequences; they cover a share ``coverage`` of the positions.
 
-    ValueError if the codes belong to other sequences or another order, or are unfinished or damaged.
+    ValueError if the codes belong to other sequences or another order, or are incomplete or damaged.
     """
 
     def __init__(self, directory: PathLike, sequences: TokenSequences) -> None:
         super().__init__(directory)
-        recorded = self.meta.get("fingerprints", {}).get("split")
-        if recorded != sequences.fingerprint or len(self) != sequences.num_tokens:
+        recorded_split = self.meta.get("fingerprints", {}).get("split")
+        if recorded_split != sequences.fingerprint or len(self) != sequences.num_tokens:
             raise ValueError(
                 f"the codes in {directory} were made from another text, or from these sequences in another order; "
                 "code these sequences, or pass those that were coded"
@@ -45,19 +45,19 @@ class SequenceCodes(CodeStore):
 
 @dataclass(frozen=True)
 class PretrainingSequence:
-    """A sequence before it is masked. It is not a dict, from which the Trainer would remove entries."""
+    """A sequence before it is masked; not a dict, since the Trainer would remove entries from a dict."""
 
     input_ids: np.ndarray  # (T,) int64, special tokens included
-    index: int  # of the sequence; it decides the masks, together with the epoch
+    index: int  # of the sequence; the masks depend on it and on the epoch
     epoch: int
-    positions: np.ndarray  # (T,) int64, in the corpus that was coded; -1: the token has no code
-    codes: SequenceCodes | None  # of that corpus
-    progress: float = 1.0  # share of the training that comes before it; 1 in evaluations
+    positions: np.ndarray  # (T,) int64, in the coded corpus; -1: the token has no code
+    codes: SequenceCodes | None  # of the coded corpus
+    progress: float = 1.0  # share of the training before this sequence; 1 in evaluations
 
 
 @dataclass(frozen=True)
 class SpanGroup:
-    """Sequences that follow each other, ``(T_i,)`` each; the epoch and the index decide their spans."""
+    """Consecutive sequences, ``(T_i,)`` each; their spans depend on the epoch and the index."""
 
     sequences: list[np.ndarray]
     index: int
@@ -65,7 +65,7 @@ class SpanGroup:
 
 
 class Samples(Dataset):
-    """Samples of a corpus, and the epoch, which decides masks and spans; all worker processes see it."""
+    """Samples of a corpus, and the epoch, on which masks and spans depend; worker processes share the epoch."""
 
     def __init__(self, input_ids: InputIds) -> None:
         self.sequences = TokenSequences.of(input_ids)
@@ -75,11 +75,11 @@ class Samples(Dataset):
         self._places: tuple[int, torch.Tensor] | None = None  # an epoch, and the place of each sample in its order
 
     def set_training(self, seed: int, samples: int) -> None:
-        """Say that a training of so many ``samples`` takes them in the orders of :func:`order_of_epoch`."""
+        """Set a training over this many ``samples``, which takes them in the orders of :func:`order_of_epoch`."""
         self._training = (seed, samples)
 
     def progress_of(self, index: int) -> float:
-        """The share of the training that comes before a sample in this epoch; 1 where no training was set."""
+        """The share of the training before a sample in this epoch; 1 if no training was set."""
         if self._training is None:
             return 1.0
         seed, samples = self._training
@@ -93,26 +93,26 @@ class Samples(Dataset):
         return len(self.sequences)
 
     def set_epoch(self, epoch: int) -> None:
-        """Draw the masks of this epoch, unless :meth:`fix_epoch` has fixed another."""
+        """Draw the masks of this epoch, unless :meth:`fix_epoch` was called."""
         if not self._epoch_is_fixed:
             self._epoch[0] = epoch
 
     def fix_epoch(self, epoch: int) -> None:
         """Draw the masks of this epoch, and ignore :meth:`set_epoch` from now on.
 
-        ``accelerate`` calls :meth:`set_epoch` whenever a pass begins: with 0 after a resume, and in each evaluation.
+        ``accelerate`` calls :meth:`set_epoch` at the start of each pass: with 0 after a resume and in each evaluation.
         """
         self._epoch[0] = epoch
         self._epoch_is_fixed = True
 
     def __deepcopy__(self, memo: dict[int, object]) -> "Samples":
-        """The same sequences with an epoch of their own, and in no training."""
-        copied = copy.copy(self)
-        copied.separate_epoch()
-        return copied
+        """The same sequences with a separate epoch, and outside any training."""
+        duplicate = copy.copy(self)
+        duplicate.separate_epoch()
+        return duplicate
 
     def separate_epoch(self) -> None:
-        """Share the epoch with no other dataset any more, and belong to no training."""
+        """Stop sharing the epoch with other datasets, and leave the training."""
         self._training = None
         self._epoch = self._epoch.clone().share_memory_()
 
@@ -120,9 +120,9 @@ class Samples(Dataset):
 class PretrainingSequences(Samples):
     """Sequences of ids for the collators of this package.
 
-    ``input_ids`` are as of :class:`TokenSequences`, or one of these. ``codes``, for MLSM, is the folder of the codes of
-    exactly these sequences, which :func:`~mlsm_plugin.huggingface.coding.encode_sequences` wrote, or of those that are
-    ``aligned`` with them; ValueError as of :class:`SequenceCodes`. In the Trainer,
+    ``input_ids`` is a :class:`TokenSequences`, or its argument. ``codes``, for MLSM, is a folder written by
+    :func:`~mlsm_plugin.huggingface.coding.encode_sequences`, with the codes of exactly these sequences, or of the
+    sequences that are ``aligned`` with them; ValueError as in :class:`SequenceCodes`. In the Trainer,
     :class:`~mlsm_plugin.huggingface.trainer_callback.PretrainingCallback` sets the epoch. If nothing sets it, as in
     evaluation, the masks are always the same.
     """
@@ -138,7 +138,7 @@ class PretrainingSequences(Samples):
 
     @property
     def num_atoms(self) -> int:
-        """Atoms of the codes; raises ValueError if there are none."""
+        """Number of atoms of the codes; ValueError if the sequences have no codes."""
         if self.codes is None:
             raise ValueError("these sequences have no codes; pass the folder of their codes")
         return self.codes.num_atoms
@@ -153,9 +153,9 @@ class PretrainingSequences(Samples):
 
 
 class SpanGroups(Samples):
-    """Groups of sequences that follow each other in the corpus; the Trainer's batch size counts groups.
+    """Groups of consecutive sequences of the corpus; the Trainer's batch size counts groups.
 
-    ``input_ids`` are as of :class:`TokenSequences`, or one of these. ValueError if a group would have fewer than 2
+    ``input_ids`` is a :class:`TokenSequences`, or its argument. ValueError if a group would have fewer than 2
     sequences.
     """
 

@@ -1,4 +1,4 @@
-"""The folder of a trained model: written for both versions of the library, opened again, and compared."""
+"""Write the folder of a trained model for both major versions of transformers, and check it by opening it again."""
 
 import logging
 from collections.abc import Iterable
@@ -22,36 +22,38 @@ logger = logging.getLogger(__name__)
 
 
 def save_pretrained(folder: PathLike, *parts: "PreTrainedModel | PreTrainedTokenizerBase") -> None:
-    """Write models and fast tokenizers of ``transformers`` for both of its lines, each with its ``save_pretrained``.
+    """Write models and fast tokenizers with their ``save_pretrained``, for both major versions of ``transformers``.
 
-    The tokenizers read text beside masks in the same way as in training. OSError if the folder cannot be written.
+    The tokenizers read text next to masks in the same way as in training. OSError if the folder cannot be written.
     """
-    written = [part if isinstance(part, torch.nn.Module) else reading_as_trained(part) for part in parts]
-    hf_files.save_pretrained(folder, *written)
+    saved_parts = [part if isinstance(part, torch.nn.Module) else reading_as_trained(part) for part in parts]
+    hf_files.save_pretrained(folder, *saved_parts)
 
 
 def check_saved(folder: Path, model: "PretrainingModel", tokenizer: HuggingFaceTokenizer, lines: Iterable[str]) -> None:
-    """Open a folder and compare it with the trained model, and ids of ``lines`` with those that it was trained on.
+    """Open a folder, and compare its weights with the trained model and its ids of ``lines`` with those in training.
 
-    ValueError if weights or ids differ. Warns if ids beside masks differ, which can happen with unusual tokenizers.
+    ValueError if weights or ids differ. Warns if ids next to masks differ, which can happen with unusual tokenizers.
     """
     transformers = import_transformers()
     _check_weights(folder, model)
-    written = transformers.AutoTokenizer.from_pretrained(folder)
-    symbols = list(written.get_added_vocab())
+    saved_tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    symbols = list(saved_tokenizer.get_added_vocab())
     plain = [line for line in lines if not any(symbol in line for symbol in symbols)]
     for line in plain:
-        if written(line, add_special_tokens=False)["input_ids"] != tokenizer.ids_of(line):
+        if saved_tokenizer(line, add_special_tokens=False)["input_ids"] != tokenizer.ids_of(line):
             raise ValueError(f"the tokenizer in {folder} gives other ids for {line!r} than the one used in training")
-    if written.mask_token is not None:
-        _warn_of_masks(written, tokenizer, plain)
+    if saved_tokenizer.mask_token is not None:
+        _warn_of_masks(saved_tokenizer, tokenizer, plain)
 
 
-def _warn_of_masks(written: "PreTrainedTokenizerBase", tokenizer: HuggingFaceTokenizer, lines: Iterable[str]) -> None:
-    """Log the first of the ``lines`` with masks that has other ids than in training."""
-    mask = written.mask_token
+def _warn_of_masks(
+    saved_tokenizer: "PreTrainedTokenizerBase", tokenizer: HuggingFaceTokenizer, lines: Iterable[str]
+) -> None:
+    """Warn if a line with masks in it has other ids than in training; the warning shows the first such line."""
+    mask = saved_tokenizer.mask_token
     for variant in (variant for line in lines for variant in masked_lines(line, mask)):
-        if written(variant, add_special_tokens=False)["input_ids"] != tokenizer.ids_with_masks(variant, mask):
+        if saved_tokenizer(variant, add_special_tokens=False)["input_ids"] != tokenizer.ids_with_masks(variant, mask):
             text = "the tokenizer of the model reads %r with other ids beside the mask than it was trained on"
             logger.warning(text, variant)
             return

@@ -1,4 +1,4 @@
-"""What sentence-transformers reads beside a model: how the vector of a text is made of its hidden states."""
+"""The files of sentence-transformers next to a model, which say how hidden states become the vector of a text."""
 
 import shutil
 from pathlib import Path
@@ -14,9 +14,9 @@ NEW_MODULES = ("Transformer", "Pooling")
 
 
 def modules_of(folder: Path) -> list[JsonObject]:
-    """The modules of a folder of sentence-transformers, in order; none for another folder.
+    """The modules of a sentence-transformers folder, in order; none for other folders.
 
-    ValueError if ``modules.json`` is damaged, or names a folder that is not in this one.
+    ValueError if ``modules.json`` is damaged, or names a folder that is not in this folder.
     """
     path = folder / MODULES_FILE
     if not path.is_file():
@@ -29,7 +29,7 @@ def modules_of(folder: Path) -> list[JsonObject]:
 
 
 def copy_modules(source: Path, folder: Path) -> None:
-    """Copy what sentence-transformers reads, but for the model itself, from the folder ``source``."""
+    """Copy the files of sentence-transformers, without the model itself, from the folder ``source``."""
     modules = modules_of(source)
     for module in modules:
         if module["path"] and (source / module["path"]).is_dir():
@@ -41,13 +41,13 @@ def copy_modules(source: Path, folder: Path) -> None:
 
 
 def write_modules(folder: Path, *, width: int, max_length: int, normalized: bool = False) -> None:
-    """Write for a model that the vector of a text is the mean of its last hidden states.
+    """Write the files that define the vector of a text as the mean of its last hidden states.
 
     Args:
-        folder: of the model.
-        width: of its hidden states.
-        max_length: longest text in tokens, special ones included; what is longer is cut.
-        normalized: whether vectors have the length 1.
+        folder: folder of the model.
+        width: width of its hidden states.
+        max_length: longest text in tokens, including special tokens; longer texts are cut.
+        normalized: whether vectors are scaled to length 1.
     """
     names = [*NEW_MODULES, "Normalize"] if normalized else list(NEW_MODULES)
     modules = [

@@ -1,4 +1,4 @@
-"""Sentences, and the vectors that a teacher gives them: means of its last hidden states; needs no fairseq."""
+"""Sentences with a teacher's vectors, the means of its last hidden states; needs no fairseq."""
 
 import logging
 from collections.abc import Sequence
@@ -36,14 +36,14 @@ logger = logging.getLogger(__name__)
 
 VECTOR_DTYPE = np.dtype("<f4")
 ANOTHER_TEACHER = "choose a teacher whose tokenizer knows such text, or raise --max-unk-rate"
-LINES_AT_ONCE = 1024  # that are sorted by length
-LINES_OF_BATCH = 32  # of a forward pass
+LINES_AT_ONCE = 1024  # sorted by length together
+LINES_OF_BATCH = 32  # in a forward pass
 
 
 def mean_vectors(hidden: Tensor, attended: Tensor) -> Tensor:
-    """The mean of the hidden states ``(B, T, d)`` of all tokens but padding, special ones included: (B, d).
+    """The means ``(B, d)`` of the hidden states ``(B, T, d)`` of all tokens except padding.
 
-    ``attended`` is ``(B, T)``, 1 for these tokens and 0 for padding. As in sentence-transformers.
+    Special tokens count, as in sentence-transformers. ``attended`` is ``(B, T)``, 0 for padding and 1 elsewhere.
     """
     weights = attended.unsqueeze(-1).to(hidden.dtype)
     return (hidden * weights).sum(dim=1) / weights.sum(dim=1).clamp(min=1)
@@ -63,20 +63,20 @@ def write_vectors(
 ) -> None:
     """Write the teacher's vectors of sentences as an npy file ``(n, d)`` float32, unless it exists.
 
-    ValueError if the teacher's tokenizer does not know a larger share of the text than ``max_unk_rate``.
+    ValueError if a larger share of the text than ``max_unk_rate`` is unknown to the teacher's tokenizer.
 
     Args:
-        texts, tokenizer: arguments of ``write_text_sequences``, called with ``apart``.
-        sentences: its result.
+        texts, tokenizer: the arguments of a call of ``write_text_sequences`` with ``apart``.
+        sentences: the result of this call.
         teacher: folder or hub name of an encoder with its tokenizer; lines that are too long for it are cut.
-        output: the file; it appears as a whole.
-        overwrite: write it again.
+        output: the file; it is written atomically.
+        overwrite: write it even if it exists.
         max_unk_rate: see above.
         device, fp16: see :class:`LibraryEncoder`.
     """
     shape = (len(sentences), HuggingFaceEncoder.width_of(teacher))
-    written = npy_header(output)
-    if not overwrite and written is not None and (written.shape, written.dtype) == (shape, VECTOR_DTYPE):
+    existing = npy_header(output)
+    if not overwrite and existing is not None and (existing.shape, existing.dtype) == (shape, VECTOR_DTYPE):
         return
     layer = HuggingFaceEncoder.layers_of(teacher)
     encoder = LibraryEncoder(teacher, layer=layer, device=device, fp16=fp16)
@@ -104,13 +104,13 @@ def write_vectors(
 
 
 def _vectors_of(lines: list[str], encoder: LibraryEncoder, unknown: UnknownTokens) -> tuple[np.ndarray, int]:
-    """The vectors ``(n, d)`` of lines, and how many of these were cut; ``unknown`` counts their tokens."""
+    """The vectors ``(n, d)`` of lines, and how many lines were cut; ``unknown`` counts their tokens."""
     tokenizer = encoder.tokenizer
     room = encoder.max_tokens - len(tokenizer.surrounded([]))
     encoded = tokenizer.encoded(lines)
-    for line, (of_line, offsets) in zip(lines, encoded, strict=True):
-        unknown.add(line, of_line, offsets, tokenizer.unknown_id)
-    ids = [tokenizer.surrounded(of_line[:room]) for of_line, _ in encoded]
+    for line, (line_ids, offsets) in zip(lines, encoded, strict=True):
+        unknown.add(line, line_ids, offsets, tokenizer.unknown_id)
+    ids = [tokenizer.surrounded(line_ids[:room]) for line_ids, _ in encoded]
     vectors = np.zeros((len(lines), encoder.dim), VECTOR_DTYPE)
     order = sorted(range(len(ids)), key=lambda index: len(ids[index]))
     for first in range(0, len(order), LINES_OF_BATCH):
@@ -118,7 +118,7 @@ def _vectors_of(lines: list[str], encoder: LibraryEncoder, unknown: UnknownToken
         tokens = padded([ids[index] for index in indices], encoder.pad)
         hidden = encoder.hidden_states(tokens)
         vectors[indices] = mean_vectors(hidden, tokens.ne(encoder.pad).to(hidden.device)).cpu().numpy()
-    return vectors, sum(len(of_line) > room for of_line, _ in encoded)
+    return vectors, sum(len(line_ids) > room for line_ids, _ in encoded)
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ class SentenceVectors(Dataset):
 
 
 class SentenceCollator:
-    """Pads sentences, and masks nothing; ValueError if the tokenizer has no padding token of its own."""
+    """Pads sentences without masking anything; ValueError if the tokenizer has no separate padding token."""
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
         if tokenizer.pad_token_id is None:
@@ -157,9 +157,9 @@ class SentenceCollator:
         self.largest_id = number_of_ids(tokenizer) - 1
 
     def __call__(self, sentences: Sequence[Sentence]) -> dict[str, Tensor]:
-        """``input_ids``, ``attention_mask`` (B, T), ``vectors`` (B, d); ``labels`` (B, 1), which the Trainer counts.
+        """``input_ids``, ``attention_mask`` (B, T), ``vectors`` (B, d), ``labels`` (B, 1), which the Trainer counts.
 
-        ValueError if a sentence has padding before or between other ids, or an id that the tokenizer does not have.
+        ValueError if a sentence has padding before or between other ids, or an id that the tokenizer lacks.
         """
         for number, sentence in enumerate(sentences):
             check_padding(sentence.input_ids, self.pad, f"sentence {number} of the batch")

@@ -1,4 +1,4 @@
-"""A new, small model of Hugging Face, and a tokenizer of its own: what is trained from nothing."""
+"""A new, small Hugging Face model, and a new tokenizer, for training from scratch."""
 
 import logging
 import re
@@ -28,8 +28,8 @@ logger = logging.getLogger(__name__)
 def student_config(student: str) -> "PretrainedConfig":
     """The configuration of a new model: ``LAYERSxWIDTH``, such as ``4x256``, or the folder of a ``config.json``.
 
-    A size gives a ModernBERT of the sizes that ``mlsm_modern`` has with fairseq: heads of width 64, and a GeGLU with as
-    many parameters as an MLP of 4 times the width. ValueError if it is neither, or its type is not supported.
+    A size gives a ModernBERT with the dimensions of fairseq's ``mlsm_modern``: heads of width 64, and a GeGLU with as
+    many parameters as an MLP of 4 times the width. ValueError for other values, or if the type is not supported.
     """
     size = SIZE.fullmatch(student)
     if size is None:
@@ -52,7 +52,7 @@ def geglu_dim(dim: int) -> int:
 
 
 def _modernbert_config(layers: int, width: int) -> "PretrainedConfig":
-    """A ModernBERT all of whose layers see the whole sequence."""
+    """A ModernBERT with global attention in all layers."""
     transformers = import_transformers()
     try:
         config: PretrainedConfig = transformers.AutoConfig.for_model(
@@ -76,7 +76,7 @@ def _modernbert_config(layers: int, width: int) -> "PretrainedConfig":
 
 
 def new_model(config: "PretrainedConfig", tokenizer: "PreTrainedTokenizerFast") -> Any:
-    """A masked LM with random weights, for the ids of a tokenizer; torch's random numbers decide them."""
+    """A masked LM for a tokenizer's ids, initialized at random from torch's random state."""
     transformers = import_transformers()
     config.vocab_size = number_of_ids(tokenizer)
     begin = tokenizer.cls_token_id if tokenizer.cls_token_id is not None else tokenizer.bos_token_id
@@ -90,10 +90,10 @@ def new_model(config: "PretrainedConfig", tokenizer: "PreTrainedTokenizerFast") 
 
 
 def learn_tokenizer(texts: Sequence[PathLike], pattern: Path, output: PathLike, *, vocab_size: int) -> None:
-    """Learn a tokenizer of the kind of that in the folder ``pattern``, with its special tokens, and write a folder.
+    """Learn a tokenizer of the same kind and with the same special tokens as in the folder ``pattern``, and write it.
 
-    It has at most ``vocab_size`` tokens; a log line says so if the text has fewer. ValueError if ``vocab_size`` is too
-    small for the characters of the text.
+    It has at most ``vocab_size`` tokens; warns if the text has fewer. ValueError if ``vocab_size`` is too small for the
+    characters of the text.
     """
     tokenizer = load_fast_tokenizer(pattern)
 
@@ -103,18 +103,18 @@ def learn_tokenizer(texts: Sequence[PathLike], pattern: Path, output: PathLike, 
             yield batch
 
     try:
-        learned = tokenizer.train_new_from_iterator(lines(), vocab_size=vocab_size)
+        new_tokenizer = tokenizer.train_new_from_iterator(lines(), vocab_size=vocab_size)
     except (ValueError, OSError):
-        raise  # of the text
-    except Exception as error:  # the trainer of Unigram has no own error for too few pieces
+        raise  # caused by the text
+    except Exception as error:  # the Unigram trainer has no specific error for too few pieces
         raise ValueError(
             f"no tokenizer of {vocab_size} pieces can be learned from the text ({first_line(error)}); pass another "
             "--vocab-size"
         ) from None
-    size = number_of_ids(learned)
+    size = number_of_ids(new_tokenizer)
     if size > vocab_size:
         raise ValueError(f"--vocab-size {vocab_size} is too small for the characters of the text; pass at least {size}")
     if size < vocab_size:
         logger.warning("the text has only %d different pieces; --vocab-size %d is more", size, vocab_size)
     with atomic_directory(output) as folder:
-        hf_files.save_pretrained(folder, learned)
+        hf_files.save_pretrained(folder, new_tokenizer)

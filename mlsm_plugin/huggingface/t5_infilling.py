@@ -1,4 +1,4 @@
-"""Filling the gaps of a text with a stock T5 (v1.0 or v1.1, or one that was trained further); needs no fairseq."""
+"""Fill the gaps of a text with a stock T5 (v1.0 or v1.1, also after further training); needs no fairseq."""
 
 import torch
 from torch import Tensor
@@ -19,17 +19,17 @@ from mlsm_plugin.core.text.infilled_text import (
 from mlsm_plugin.core.text.text_files import check_text
 from mlsm_plugin.core.text.unknown_tokens import MAX_UNK_RATE_OF_A_TEXT, UnknownTokens
 
-LONGEST_TARGET = 512  # as T5 was trained
+LONGEST_TARGET = 512  # as in the training of T5
 
 
 class T5Infiller:
     """A ``T5ForConditionalGeneration`` with its tokenizer, in eval mode, from a folder or hub name.
 
-    ValueError if it is no T5, its weights cannot be read, its tokenizer has no ``<extra_id_0>``, or more ids than the
-    model has embeddings.
+    ValueError if it is not a T5, its weights cannot be read, or its tokenizer has no ``<extra_id_0>`` or has more ids
+    than the model has embeddings.
     """
 
-    max_unk_rate = MAX_UNK_RATE_OF_A_TEXT  # largest share of a text that may be unknown to infill()
+    max_unk_rate = MAX_UNK_RATE_OF_A_TEXT  # largest share of unknown text that infill() accepts
 
     def __init__(self, name: PathLike) -> None:
         folder = hf_folder(name, weights=True)
@@ -46,17 +46,17 @@ class T5Infiller:
         self.sentinels = [vocabulary[symbol] for symbol in sentinel_symbols(number)]
 
     def to(self, device: str | torch.device) -> None:
-        """Move the model."""
+        """Move the model to ``device``."""
         self.model.to(device)
 
     @torch.no_grad()
     def infill(self, text: str, beam: int = 4, *, max_length: int | None = None) -> Infilling:
         """Fill the gaps of a text such as ``"The <extra_id_0> walks in <extra_id_1> park"``, by beam search.
 
-        ``max_length`` is the longest target in tokens; None: 512. The search also ends with the sentinel after the last
-        one of the text. ValueError if the text has no sentinel, one that the tokenizer lacks, or one twice, names a
-        token that ends or pads texts, such as ``</s>``, too much of it is unknown, or a number is not positive. Unknown
-        text is ``<unk>`` in the filled text, and gets a warning.
+        ``max_length`` is the longest target in tokens; None: 512. The search also ends at the sentinel that follows the
+        last sentinel of the text. ValueError if the text has no sentinel, repeats one, or has one that the tokenizer
+        lacks; if it names a token that ends or pads texts, such as ``</s>``; if too much of it is unknown; or if a
+        number is not positive. Unknown text becomes ``<unk>`` in the filled text, and causes a warning.
         """
         check_search(beam, max_length)
         check_text(text)
@@ -71,10 +71,10 @@ class T5Infiller:
             do_sample=False,
             max_new_tokens=max_length or LONGEST_TARGET,
             eos_token_id=[self.tokenizer.eos_token_id, *closing],
-            num_return_sequences=1,  # whatever the generation_config.json of the folder says
+            num_return_sequences=1,  # overrides the generation_config.json of the folder
             return_dict_in_generate=False,
         )
-        target = generated[:, 1:]  # without the token that begins it
+        target = generated[:, 1:]  # without the start token
         logits = self.model(input_ids=source[None].to(self.model.device), labels=target).logits.float()
         scores = logits.log_softmax(dim=-1).gather(2, target[..., None])[0, :, 0].tolist()
         return self._filled(source.tolist(), target[0].tolist(), scores)
@@ -104,6 +104,6 @@ class T5Infiller:
         return Infilling(self._text(whole), tuple(fillers), self._text(target))
 
     def _text(self, ids: list[int]) -> str:
-        """The text of ids, with special tokens but those that end and pad texts."""
+        """The text of ids, including special tokens, except those that end and pad texts."""
         ids = [token for token in ids if token not in (self.tokenizer.eos_token_id, self.tokenizer.pad_token_id)]
         return str(self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)).strip()

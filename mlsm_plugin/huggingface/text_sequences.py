@@ -22,10 +22,10 @@ LINES_AT_ONCE = 1000
 def ids_of_lines(
     lines: Iterable[str], tokenizer: HuggingFaceTokenizer, unknown: UnknownTokens | None = None
 ) -> Iterator[list[int] | None]:
-    """Hugging Face's ids of each line, without special tokens; None for a blank line, the end of a document.
+    """Hugging Face's ids of each line, without special tokens; None for a blank line, which ends a document.
 
-    A line after another one is read with a space before it: otherwise, byte-level pieces would continue its last word.
-    Tokenizers of BERT and SentencePiece begin a word with each line in either case. ``unknown`` counts the tokens.
+    A line that follows another line is read with a space before it: otherwise, byte-level pieces would continue the
+    last word. With BERT and SentencePiece, each line begins a word in any case. ``unknown`` counts the tokens.
     """
     spaced_lines = (f" {line}" if line and before else line for before, line in pairwise(chain([""], lines)))
     while batch := list(islice(spaced_lines, LINES_AT_ONCE)):
@@ -41,7 +41,7 @@ def ids_of_lines(
 
 
 def default_max_length(tokenizer: PathLike) -> int:
-    """The longest sequence of the model beside a tokenizer, at most 512; 512 if there is no model."""
+    """The longest sequence of the model in the tokenizer's folder, at most 512; 512 if the folder has no model."""
     folder = hf_folder(tokenizer)
     has_model = (folder / "config.json").is_file()
     return default_tokens_per_sample(f"{HF_PREFIX}{folder}") if has_model else LONGEST_DEFAULT_BLOCK
@@ -57,20 +57,20 @@ def write_text_sequences(
     apart: bool = False,
     overwrite: bool = False,
 ) -> tuple[TokenSequences, bool]:
-    """Tokenize text and write sequences of whole lines, see :func:`packed`; the folder appears as a whole.
+    """Tokenize text, and write sequences of whole lines (see :func:`packed`); the folder is written atomically.
 
     Args:
-        texts: files with a sentence a line and blank lines between documents, plain or compressed.
-        tokenizer: an open one, or a folder or hub name, with or without ``hf:``.
+        texts: files with one sentence per line and blank lines between documents, plain or compressed.
+        tokenizer: an open tokenizer, or a folder or hub name, with or without ``hf:``.
         output: folder for the sequences.
-        max_length: longest sequence, special tokens included; None: :func:`default_max_length`.
+        max_length: longest sequence, including special tokens; None: :func:`default_max_length`.
         max_unk_rate: largest share of the tokens and characters that may be unknown; above it, nothing is written.
         apart: each line with tokens becomes one sequence, read without a space before it; lines that are too long are
             cut.
-        overwrite: replace other sequences that are already there.
+        overwrite: replace other sequences in the folder.
 
     Returns:
-        the sequences, and whether they were written now, or were already there.
+        the sequences, and whether they were written now (False: they existed).
 
     Raises:
         ValueError: a text is empty or not UTF-8, there is no usable tokenizer, too many tokens are unknown,
@@ -81,19 +81,19 @@ def write_text_sequences(
     reader = tokenizer if isinstance(tokenizer, HuggingFaceTokenizer) else HuggingFaceTokenizer(tokenizer)
     length = default_max_length(reader.folder) if max_length is None else max_length
     check_max_length(length)
-    KnownText(max_unk_rate=max_unk_rate)  # raises if it is no share
+    KnownText(max_unk_rate=max_unk_rate)  # raises if it is out of range
     room = length - len(reader.surrounded([]))
     plan = _plan(reader, texts, max_length=length, apart=apart)
     advice = "Pass --overwrite to `mlsm binarize`, or delete the folder, or choose another --output"
     folder = PlannedFolder(output, plan, plan_file=None, advice=advice)
     if folder.directory.exists() and not folder.directory.is_dir():
         raise ValueError(f"{output} is a file; name a folder for the sequences")
-    # a kill can leave one of the files alone
+    # a killed process can leave only one of the files
     if not overwrite and folder.is_complete() and all(Path(output, name).exists() for name in (IDS_FILE, STARTS_FILE)):
-        written = TokenSequences(output)
-        if written.about.get("max_unk_rate", 1) > max_unk_rate:
-            written.unknown_tokens(reader).check(str(output), max_unk_rate)
-        return written, False
+        corpus = TokenSequences(output)
+        if corpus.about.get("max_unk_rate", 1) > max_unk_rate:
+            corpus.unknown_tokens(reader).check(str(output), max_unk_rate)
+        return corpus, False
     unknown = UnknownTokens()
     cut = 0
 
@@ -111,18 +111,18 @@ def write_text_sequences(
 
     with progress_bar("tokenizing", size, show=True) as progress:
         sequences = packed(known_lines(), max_length=length, begin=reader.before, end=reader.after)
-        written = TokenSequences.write(output, sequences, about={**plan, "max_unk_rate": max_unk_rate})
+        corpus = TokenSequences.write(output, sequences, about={**plan, "max_unk_rate": max_unk_rate})
     if cut:
-        logger.warning("%d of %d lines are longer than %d ids, and are cut", cut, len(written), length)
+        logger.warning("%d of %d lines are longer than %d ids, and are cut", cut, len(corpus), length)
     if unknown.unknown:
         logger.warning("%s; nothing is learned about them", unknown.describe("the text"))
-    return written, True
+    return corpus, True
 
 
 def _plan(
     tokenizer: HuggingFaceTokenizer, texts: Sequence[PathLike], *, max_length: int, apart: bool
 ) -> dict[str, object]:
-    """The values that decide the sequences of :func:`write_text_sequences`, as JSON."""
+    """The values on which the sequences of :func:`write_text_sequences` depend, as JSON."""
     plan: dict[str, object] = {
         "tokenizer": tokenizer.vocabulary_fingerprint,
         "segmentation": tokenizer.segmentation_fingerprint,
@@ -137,7 +137,7 @@ def _plan(
 
 
 def check_max_length(max_length: int) -> None:
-    """Raise ValueError if ``max_length`` leaves no room for a token between the two that surround a sequence."""
+    """Raise ValueError if ``max_length`` leaves no room for a token between two special tokens."""
     if max_length < 3:
         raise ValueError("--max-length must be at least 3: two special tokens and one of the text")
 
@@ -145,10 +145,11 @@ def check_max_length(max_length: int) -> None:
 def packed(
     lines: Iterable[Sequence[int] | None], *, max_length: int, begin: Sequence[int], end: Sequence[int]
 ) -> Iterator[list[int]]:
-    """Sequences of whole lines, as many as fit into ``max_length`` ids with those of ``begin`` and ``end`` around them.
+    """Sequences of as many whole lines as fit into ``max_length`` ids, with the ids ``begin`` and ``end`` around them.
 
-    ``lines`` are the ids of each; None between two documents, which share no sequence. A line that does not fit begins
-    a new sequence. A line that is longer than a sequence is cut; the lines after it are packed with its last piece.
+    ``lines`` has the ids of each line, and None between documents, which never share a sequence. A line that does not
+    fit begins a new sequence. A line that is longer than a sequence is cut, and its last piece is packed with the
+    following lines.
     """
     check_max_length(max_length)
     room = max_length - len(begin) - len(end)

@@ -1,4 +1,4 @@
-"""Sequences of token ids as a model of Hugging Face reads them, each token with its position in all of them."""
+"""Sequences of token ids for a Hugging Face model, with the position of each token in the whole corpus."""
 
 import array
 import hashlib
@@ -29,8 +29,8 @@ ABOUT_FILE = "meta.json"
 IDS_DTYPE = np.dtype("<i4")
 STARTS_DTYPE = np.dtype("<i8")
 SEQUENCES_AT_ONCE = 1024
-DATASET_FILES = ("dataset_info.json", "state.json")  # of a dataset that ``datasets`` saved
-SPLITS_FILE = "dataset_dict.json"  # of several datasets
+DATASET_FILES = ("dataset_info.json", "state.json")  # of a dataset saved by ``datasets``
+SPLITS_FILE = "dataset_dict.json"  # of several splits
 ABOUT_CHECK = fields(known={"tokenizer": text, "max_length": whole(1), "max_unk_rate": number})
 READABLE_SEQUENCES = (
     "pass a folder that `mlsm binarize --format sequences` wrote for a split, an .npy file (n, T), or a folder of "
@@ -39,7 +39,7 @@ READABLE_SEQUENCES = (
 
 
 class Rows(Protocol):
-    """Sequences by number: a list, an array, a column or a dataset."""
+    """Sequences by index: a list, an array, a column or a dataset."""
 
     def __len__(self) -> int: ...
 
@@ -50,21 +50,21 @@ InputIds = PathLike | Rows  # see TokenSequences
 
 
 class TokenSequences:
-    """A corpus as sequences of ids, special tokens included, in a fixed order.
+    """A corpus as sequences of ids, including special tokens, in a fixed order.
 
-    The position of a token, which is its row in a code store, is its number in all sequences, from 0. ValueError if
-    there is no token, an id is not a whole number or is negative, the ``attention_mask`` of a dataset leaves out text,
-    the file or folder is damaged or of another kind, or ``datasets`` is needed and not installed.
+    The position of a token is its index in the whole corpus, from 0, and its row in a code store. ValueError if there
+    is no token, an id is negative or not a whole number, the ``attention_mask`` of a dataset leaves out text, the file
+    or folder is damaged or of another kind, or ``datasets`` is needed but not installed.
 
     Args:
         input_ids: a list of lists or arrays ``(T_i,)``; an array or memory map ``(n, T)``; the column ``input_ids`` of
-            a ``datasets.Dataset``, or the dataset itself; or the path of a folder that :meth:`write` made, of an
-            ``.npy`` file ``(n, T)``, or of a folder that ``datasets.Dataset.save_to_disk`` made.
+            a ``datasets.Dataset``, or the dataset itself; or the path of a folder written by :meth:`write`, of an
+            ``.npy`` file ``(n, T)``, or of a folder written by ``datasets.Dataset.save_to_disk``.
 
     Attributes:
         starts: ``(n + 1,)`` int64, the position of the first token of each sequence, then the number of all tokens.
-        about: the record that :meth:`write` got; empty for other kinds of ``input_ids``.
-        attended: the column ``attention_mask`` of a dataset, which is checked; None: there is none.
+        about: the record that was passed to :meth:`write`; empty for other kinds of ``input_ids``.
+        attended: the column ``attention_mask`` of a dataset, which is checked; None: no such column.
     """
 
     def __init__(self, input_ids: InputIds) -> None:
@@ -79,12 +79,12 @@ class TokenSequences:
 
     @classmethod
     def of(cls, input_ids: InputIds) -> "TokenSequences":
-        """``input_ids`` itself if it is such a corpus, else the corpus that it makes."""
+        """``input_ids`` itself if it is a :class:`TokenSequences`, else a new corpus of it."""
         return input_ids if isinstance(input_ids, cls) else cls(input_ids)
 
     @property
     def num_tokens(self) -> int:
-        """Number of the tokens of all sequences."""
+        """Total number of tokens."""
         return int(self.starts[-1])
 
     def __len__(self) -> int:
@@ -106,9 +106,9 @@ class TokenSequences:
         check_positions(int(lengths[longest]), positions, f"sequence {longest}")
 
     def check_made_with(self, vocabulary: str, name: str, owner: str, *, remedy: str) -> None:
-        """Raise ValueError if the tokenizer that made these sequences, called ``name``, has another vocabulary.
+        """Raise ValueError if these sequences, called ``name``, were made with another vocabulary.
 
-        ``vocabulary`` is the ``vocabulary_fingerprint`` of the ``owner``. Sequences without a record pass.
+        ``vocabulary`` is the ``vocabulary_fingerprint`` of the ``owner``. Sequences without a record are accepted.
         """
         if self.about.get("tokenizer") not in (None, vocabulary):
             raise ValueError(
@@ -117,14 +117,14 @@ class TokenSequences:
             )
 
     def part(self, first: int, last: int) -> "TokenSequences":
-        """The sequences ``first`` to ``last``, excluded, as a corpus of their own; ValueError if it has no token."""
+        """A new corpus of the sequences from ``first`` up to, not including, ``last``; ValueError if it is empty."""
         part = TokenSequences(self._ids[first:last])
         part.about = self.about
         part.attended = None if self.attended is None else self.attended[first:last]
         return part
 
     def unknown_tokens(self, tokenizer: HuggingFaceTokenizer) -> UnknownTokens:
-        """How many tokens are unknown to the tokenizer that made them; reads all ids."""
+        """The number of unknown tokens of the tokenizer that made the sequences; reads all ids."""
         unknown = UnknownTokens()
         special = np.array(sorted(tokenizer.special_ids))
         for first in range(0, len(self), SEQUENCES_AT_ONCE):
@@ -141,7 +141,7 @@ class TokenSequences:
 
     @property
     def largest_id(self) -> int:
-        """The largest id of all; computed together with :attr:`fingerprint`."""
+        """The largest id; computed together with :attr:`fingerprint`."""
         return self._fingerprint_and_largest[1]
 
     @cached_property
@@ -163,10 +163,10 @@ class TokenSequences:
         *,
         about: dict[str, object] | None = None,
     ) -> "TokenSequences":
-        """Write sequences to a folder, which appears as a whole, and open them; only a few are in memory at a time.
+        """Write sequences to a folder atomically, and open them; only a few are in memory at a time.
 
-        The files are ``ids.npy`` (int32), ``starts.npy`` (int64), and ``meta.json`` with ``about``, such as
-        ``tokenizer``, the ``vocabulary_fingerprint`` of their tokenizer. ValueError as of the class; OSError if the
+        The files are ``ids.npy`` (int32), ``starts.npy`` (int64), and ``meta.json`` with ``about``, for example
+        ``tokenizer``, the ``vocabulary_fingerprint`` of the tokenizer. ValueError as for the class; OSError if the
         folder cannot be written.
         """
         starts = array.array("q", [0])
@@ -192,7 +192,7 @@ class TokenSequences:
 
 
 class _Rows:
-    """The sequences of a folder that :meth:`TokenSequences.write` made, as a list; nothing is copied."""
+    """A list-like view of the sequences in a folder of :meth:`TokenSequences.write`; nothing is copied."""
 
     def __init__(self, flat: np.ndarray, starts: np.ndarray) -> None:
         self.flat = flat
@@ -233,7 +233,7 @@ def _opened(path: Path) -> tuple[Rows, dict[str, Any]]:
 
 
 def _saved_dataset(folder: Path) -> Rows:
-    """A dataset of Hugging Face's ``datasets`` in a folder."""
+    """The dataset of Hugging Face's ``datasets`` in a folder."""
     if (folder / SPLITS_FILE).exists():
         splits = ", ".join(sorted(path.name for path in folder.iterdir() if path.is_dir()))
         raise ValueError(f"{folder} holds several splits; pass the folder of one of them ({splits})")
@@ -245,12 +245,12 @@ def _saved_dataset(folder: Path) -> Rows:
         raise ValueError(f"{folder} is a dataset of Hugging Face, which needs: pip install datasets") from None
     try:
         return load_from_disk(folder)
-    except Exception as error:  # transformers has no common error for damaged files
+    except Exception as error:  # datasets has no common error for damaged files
         raise ValueError(f"the dataset in {folder} cannot be read: {first_line(error)}") from None
 
 
 def _ids_of(sequences: Rows) -> Rows:
-    """The column ``input_ids`` of a ``datasets.Dataset``; other sequences are ids themselves."""
+    """The column ``input_ids`` of a ``datasets.Dataset``; other kinds already are ids."""
     names = getattr(sequences, "column_names", None)
     if names is None:
         return sequences
@@ -261,7 +261,7 @@ def _ids_of(sequences: Rows) -> Rows:
 
 
 def _column(dataset: Any, name: str) -> Rows | None:
-    """A column of a ``datasets.Dataset``; None if it does not have this, or is no dataset."""
+    """A column of a ``datasets.Dataset``; None if the column is missing, or it is not a dataset."""
     if name in (getattr(dataset, "column_names", None) or ()):
         return dataset.with_format("numpy", columns=[name])[name]
     return None

@@ -1,4 +1,4 @@
-"""Additions to the Trainer: the epoch, the parts of the loss, ranks after an evaluation."""
+"""Additions to the Trainer: the epoch, the parts of the loss, progress bars, and a fix for several ranks."""
 
 import copy
 import math
@@ -29,10 +29,10 @@ from mlsm_plugin.huggingface.pretraining_sequences import Samples
 
 
 class PretrainingCallback(TrainerCallback):
-    """Sets the epoch, which decides the masks, and adds ``kl``, ``mlm_loss`` and the like to what the Trainer logs.
+    """Sets the epoch, which decides the masks, and adds figures such as ``kl`` and ``mlm_loss`` to the Trainer's logs.
 
-    Each figure is a mean over the tokens since the last log, in nats. Without this callback, ``accelerate`` may set
-    another epoch, or none.
+    Each figure is a mean over the tokens since the last log, in nats. Without this callback, ``accelerate`` may set a
+    wrong epoch, or none.
     """
 
     def on_train_begin(
@@ -44,7 +44,7 @@ class PretrainingCallback(TrainerCallback):
         train_dataloader: DataLoader[Any] | None = None,
         **kwargs: object,
     ) -> None:
-        """Tell the samples how long the training is; ValueError if it would resume at another place."""
+        """Tell the samples how long the training is; ValueError if it would resume at the wrong place."""
         dataset = getattr(train_dataloader, "dataset", None)
         if train_dataloader is not None and isinstance(dataset, Samples):
             samples = samples_of_training(args, state.max_steps, len(dataset), len(train_dataloader))
@@ -89,12 +89,12 @@ class PretrainingCallback(TrainerCallback):
         metrics: dict[str, float] | None = None,
         **kwargs: object,
     ) -> None:
-        """Stop without a finite loss; before the training, make the ranks train together.
+        """Stop if the loss is not finite; before the training, make the ranks train together.
 
         ValueError if the loss is not finite. The checkpoint of this update is then not written.
 
-        accelerate marks a model that it has prepared, even if only for an evaluation. A later training would not
-        prepare it again: each rank would train its own model.
+        accelerate marks a model as prepared, even if it prepared it only for an evaluation. A later training would not
+        prepare it again, and each rank would train a separate model.
         """
         if not math.isfinite((metrics or {}).get("eval_loss", 0.0)):
             if not state.global_step:
@@ -110,7 +110,7 @@ class PretrainingCallback(TrainerCallback):
 class ProgressBars(TrainerCallback):
     """Shows the training and each evaluation with :class:`~mlsm_plugin.core.files.progress.Progress`.
 
-    The Trainer's own bar is off where transformers may log errors only.
+    The Trainer's own bar is off if the log level of transformers only allows errors.
     """
 
     def __init__(self) -> None:
@@ -120,7 +120,7 @@ class ProgressBars(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
     ) -> None:
-        """Begin the bar of the training where it resumes."""
+        """Start the bar of the training, at the update where it resumes."""
         if state.is_world_process_zero:
             self._training = Progress(total=state.max_steps, initial=state.global_step, desc="training", unit="update")
 
@@ -176,21 +176,21 @@ class ProgressBars(TrainerCallback):
 
 
 class TensorBoardLog(TensorBoardCallback):
-    """A log whose file stays open when the training ends, since the last evaluation belongs to it.
+    """A log whose file stays open after the training, for the last evaluation.
 
-    tensorboardX names its files by the second. A second file of the same second would replace the first.
+    tensorboardX names its files by the second, so another file within the same second would replace the first.
     """
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
     ) -> None:
-        """Write what is buffered."""
+        """Flush the buffer instead of closing the file."""
         if self.tb_writer is not None:
             self.tb_writer.flush()
 
 
 def _fix_epoch(dataset: object, epoch: int) -> None:
-    """Draw the masks of an epoch in a dataset, and in the datasets within it."""
+    """Draw the masks of an epoch in a dataset and in the datasets inside it."""
     for inner in with_inner(dataset):
         if isinstance(inner, Samples):
             inner.fix_epoch(epoch)
@@ -199,13 +199,13 @@ def _fix_epoch(dataset: object, epoch: int) -> None:
 
 
 def prepare(trainer: Trainer) -> Trainer:
-    """The Trainer, with the callback before those that report its logs, and the parts of the loss in evaluations.
+    """Prepare a Trainer, and return it: add the callback before all logging callbacks, and metrics for evaluations.
 
-    The order of the samples depends only on ``args.data_seed`` or ``args.seed``, and on the epoch: a training that
-    resumes equals one that never stopped.
+    The order of the samples depends only on ``args.data_seed`` or ``args.seed``, and on the epoch: a resumed training
+    equals an uninterrupted one.
 
-    ValueError if its model has no objective of this package or overflows in the precision of its arguments, its process
-    sees several GPUs, its arguments have label smoothing, or as of
+    ValueError if the model has no objective of this package or overflows in the precision of the arguments, the process
+    sees several GPUs, the arguments have label smoothing, or as in
     :func:`~mlsm_plugin.huggingface.checked_parts.check_parts` and ``check_contrast``.
     """
     if not isinstance(trainer.model, PretrainingModel):
@@ -228,19 +228,19 @@ def prepare(trainer: Trainer) -> Trainer:
     return trainer
 
 
-def _with_fixed_masks(evaluated: Any, trained: object) -> Any:
-    """The dataset to evaluate on, with the masks of epoch 0; a copy, if it shares sequences with that of training."""
-    if isinstance(evaluated, dict):
-        return {name: _with_fixed_masks(dataset, trained) for name, dataset in evaluated.items()}
-    of_training = {id(inner) for inner in with_inner(trained)}
-    if any(id(inner) in of_training for inner in with_inner(evaluated)):
-        evaluated = copy.deepcopy(evaluated)
-    _fix_epoch(evaluated, 0)
-    return evaluated
+def _with_fixed_masks(eval_dataset: Any, train_dataset: object) -> Any:
+    """The evaluation dataset with the masks of epoch 0; a copy if it shares sequences with the training dataset."""
+    if isinstance(eval_dataset, dict):
+        return {name: _with_fixed_masks(dataset, train_dataset) for name, dataset in eval_dataset.items()}
+    training_ids = {id(inner) for inner in with_inner(train_dataset)}
+    if any(id(inner) in training_ids for inner in with_inner(eval_dataset)):
+        eval_dataset = copy.deepcopy(eval_dataset)
+    _fix_epoch(eval_dataset, 0)
+    return eval_dataset
 
 
 def check_gpus(arguments: TrainingArguments) -> None:
-    """Raise ValueError if the Trainer would split batches by rows over GPUs: codes, pairs and spans are not rows."""
+    """Raise ValueError if the Trainer would split batches by row over GPUs; codes, pairs and spans do not split."""
     if arguments.n_gpu > 1:
         raise ValueError(
             f"this process sees {arguments.n_gpu} GPUs; start one for each with torchrun --nproc-per-node "
@@ -249,7 +249,7 @@ def check_gpus(arguments: TrainingArguments) -> None:
 
 
 def loss_metrics(model: PretrainingModel) -> Callable[[EvalPrediction], dict[str, float]]:
-    """A function for the Trainer's ``compute_metrics``: the parts of the loss, as means over all tokens, in nats."""
+    """A function for the Trainer's ``compute_metrics``: the parts of the loss as means over all tokens, in nats."""
 
     def compute(prediction: EvalPrediction) -> dict[str, float]:
         return model.means_of(np.asarray(prediction.predictions, np.float64).sum(axis=0))

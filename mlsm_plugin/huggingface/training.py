@@ -1,4 +1,4 @@
-"""Train a model with an objective of this package in the Trainer of ``transformers``, and resume after a stop."""
+"""Train a model with an objective of this package in the Trainer of ``transformers``; resumes after a stop."""
 
 import json
 import math
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from transformers import Trainer, TrainingArguments
 
 SECONDS_TO_WAIT = 7 * 24 * 3600  # for the other ranks, which may code for days
-SAMPLES = 32  # of an update
-IDS_OF_BATCH = 4096  # at most, unless a size is chosen
+SAMPLES = 32  # in an update
+IDS_OF_BATCH = 4096  # at most, unless a batch size is chosen
 TRAINER_STATE = "trainer_state.json"  # the last file that the Trainer writes to a checkpoint
 
 
 @dataclass(frozen=True)
 class TrainingSettings:
-    """How a model is trained, with AdamW (betas 0.9, 0.98) and rates that fall linearly to 0; checks its values."""
+    """Settings of a training with AdamW (betas 0.9, 0.98) and rates that fall linearly to 0; checks its values."""
 
     updates: int = option(1000, least=1, help="number of updates, instead of --epochs")
     batch_size: int | None = option(
@@ -96,14 +96,14 @@ class TrainingSettings:
 
     @property
     def batches_per_update(self) -> int:
-        """The number of batches of which the gradients are added."""
+        """The number of batches whose gradients are added up for an update."""
         return 1 if self.accumulate is None else self.accumulate
 
     def for_length(self, length: int, group: int = 1) -> "TrainingSettings":
-        """The same for samples of ``group`` sequences of ``length`` ids each.
+        """The settings for samples of ``group`` sequences of ``length`` ids each.
 
-        If no size was chosen, an update has 32 sequences, in batches of at most 4,096 ids or one sample. With 32 x 512
-        ids at once, the attention weights of a model of 6 layers would take 10 GB.
+        If no size was chosen, an update has 32 sequences, in batches of one sample or at most 4,096 ids. With 32 x 512
+        ids at once, the attention weights of a model with 6 layers would take 10 GB.
         """
         if self.batch_size is not None or self.accumulate is not None:
             return self
@@ -114,7 +114,7 @@ class TrainingSettings:
         return replace(self, batch_size=size, accumulate=samples // size)
 
     def updates_of_epochs(self, epochs: float, number: int, processes: int) -> int:
-        """The number of updates of ``epochs`` passes over ``number`` samples; the last of a pass may be smaller."""
+        """The number of updates in ``epochs`` passes over ``number`` samples; the last of a pass may be smaller."""
         batches = math.ceil(number / (self.samples_per_batch * processes))
         return max(1, round(epochs * math.ceil(batches / self.batches_per_update)))
 
@@ -152,14 +152,14 @@ class TrainingSettings:
         )
         for callback in get_reporting_integration_callbacks(self.report_to):
             try:
-                callback()  # the Trainer would do so when everything is prepared
+                callback()  # the Trainer would only call it when everything is prepared
             except RuntimeError as error:
                 raise ValueError(f"report_to names what is not installed: {first_line(error)}") from None
         check_gpus(arguments)
         return arguments
 
     def optimizer_of(self, model: nn.Module) -> MuonAdamW | None:
-        """The optimizer of a Trainer of ``model``; None: its own, AdamW."""
+        """The optimizer for a Trainer of ``model``; None: the Trainer's default, AdamW."""
         if self.optimizer == "adamw":
             return None
         return muon_adamw(
@@ -175,8 +175,8 @@ def muon_adamw(
 ) -> MuonAdamW:
     """Muon for the matrices of the layers, AdamW for the other weights, for ``Trainer(..., optimizers=(this, None))``.
 
-    ``learning_rate`` and ``weight_decay`` are AdamW's, without decay of vectors. Muon decays nothing, and its rate is
-    10 times that of AdamW unless given. ValueError if ``model`` has no layers.
+    ``learning_rate`` and ``weight_decay`` are for AdamW, which does not decay vectors. Muon has no weight decay; its
+    default rate is 10 times AdamW's. ValueError if ``model`` has no layers.
     """
     matrices = matrices_of_layers(model)
     ids_of_matrices = {id(matrix) for matrix in matrices}
@@ -192,27 +192,27 @@ def muon_adamw(
 
 
 def train(trainer: "Trainer") -> dict[str, float]:
-    """Train, or resume from the last whole checkpoint; then evaluate, in nats; errors as of :func:`resume`."""
+    """Train, or resume from the last complete checkpoint; then evaluate, in nats. Errors as in :func:`resume`."""
     resume(trainer)
     return {name.removeprefix("eval_"): value for name, value in trainer.evaluate().items()}
 
 
 def resume(trainer: "Trainer") -> None:
-    """Train, from the last whole checkpoint on if there is one.
+    """Train, from the last complete checkpoint if there is one.
 
     ValueError if the loss of an evaluation is not finite, OSError if a checkpoint cannot be written.
     """
     from transformers import set_seed
 
     checkpoints = Path(str(trainer.args.output_dir))
-    set_seed(trainer.args.seed)  # an evaluation before the training has drawn random numbers
+    set_seed(trainer.args.seed)  # an evaluation before the training may have drawn random numbers
     with _disk_errors(checkpoints):
         trainer.train(resume_from_checkpoint=last_checkpoint(checkpoints, tidy=trainer.is_world_process_zero()))
 
 
 @contextmanager
 def _disk_errors(folder: Path) -> Iterator[None]:
-    """Replace the errors of torch and safetensors for files that cannot be written by OSError."""
+    """Turn the errors of torch and safetensors for files that cannot be written into OSError."""
     from safetensors import SafetensorError
 
     try:
@@ -224,7 +224,7 @@ def _disk_errors(folder: Path) -> Iterator[None]:
 
 
 def last_checkpoint(folder: Path, *, tidy: bool = True) -> str | None:
-    """The newest whole checkpoint, with its ``trainer_state.json``; ``tidy`` removes newer ones, left by a kill."""
+    """The newest complete checkpoint, with a ``trainer_state.json``; ``tidy`` removes newer, incomplete checkpoints."""
     checkpoints = [path for path in folder.glob("checkpoint-*") if path.name[len("checkpoint-") :].isdecimal()]
     for newest in sorted(checkpoints, key=lambda path: int(path.name[len("checkpoint-") :]), reverse=True):
         try:
