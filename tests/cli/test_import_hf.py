@@ -46,8 +46,8 @@ def test_what_cannot_be_compared_is_refused(tiny: TinyData, tmp_path: Path, caps
 
 
 def training_words(printed: str) -> list[str]:
-    """The arguments of the printed command."""
-    (command,) = (line for line in printed.splitlines() if line.startswith("fairseq-train"))
+    """The arguments of the command that `mlsm convert` printed; `mlsm binarize` prints another one after it."""
+    command = next(line for line in printed.splitlines() if line.startswith("fairseq-train"))
     return shlex.split(command)[1:]
 
 

@@ -48,7 +48,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory, english_text: tuple[Path, P
 def test_the_commands_adapt_a_model_alone_and_in_ranks(folder: Path) -> None:
     one, ranks = bash_blocks(read(PAGE))
     codes = bash_blocks(read(EXAMPLE))[-1]
-    assert one in bash_blocks(read("README.md"))
+    assert "mlsm adapt MODEL --text" in one
+    assert "mlsm adapt MODEL --text" in read("README.md")
     assert "held-out mlm_loss" in run_in(folder, smaller(one))
     AutoModelForMaskedLM.from_pretrained(folder / "adapted" / "model")
     run_in(folder, smaller(ranks).replace("--output adapted", "--output in-ranks"))
@@ -59,7 +60,8 @@ def test_the_commands_adapt_a_model_alone_and_in_ranks(folder: Path) -> None:
 
 def test_a_small_encoder_comes_out_of_a_published_one(folder: Path) -> None:
     train, inspect, evaluate = bash_blocks(read("docs/small_encoder.md"))
-    assert train.split("--valid")[0].strip() in read("README.md")
+    assert "--student 4x256 --vocab-size" in train
+    assert "mlsm adapt MODEL --student 4x256 --vocab-size" in read("README.md")
     train = train.replace("TEACHER", "MODEL").replace("4x256", "1x64").replace("8000", "300")
     train = train.replace("valid.txt", "train.txt")
     run_in(folder, f"{train.strip()} --atoms 40 --k 4 --tokens 500 --updates 2 --batch-size 4 --cpu")

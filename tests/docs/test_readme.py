@@ -168,7 +168,7 @@ def test_the_documented_lines_load_a_model(folder: Path) -> None:
     code = python_block("README.md").replace("demo/model", "model")
     words, properties = run_python(folder, code).splitlines()
     assert re.fullmatch(r"0\.\d\d ?\S+(, 0\.\d\d ?\S+){2}", words)
-    assert all(re.fullmatch(r"0\.\d\d \S+(, \S+)*", name) for name in properties.split(" | "))
+    assert all(re.fullmatch(r"0\.\d\d .*", name) for name in properties.split(" | "))  # few tokens name few
     (loading,) = python_block("docs/using_models.md", "demo/model").replace("demo/model", "model").split("\n\n")[1:]
     assert loading.strip() in code
 

@@ -76,7 +76,7 @@ def test_the_demo_runs_to_its_end_and_resumes(tmp_path: Path) -> None:
     (page,) = re.findall(r"^  file://(.+)$", printed, flags=re.M)
     assert Path(page).is_file()
     (fill,) = re.findall(r"^  (\S+ -c .+)$", printed, flags=re.M)
-    assert run_in(tmp_path, fill).startswith("[('Return the ")
+    assert run_in(tmp_path, fill).startswith("[('Return the")
     files = {path: path.stat().st_mtime_ns for path in tmp_path.glob("demo/**/*") if path.suffix in (".pt", ".npy")}
     assert len(files) > 5
     assert (

@@ -70,7 +70,8 @@ def versions() -> dict[str, str | None]:
     except metadata.PackageNotFoundError:
         needed = []
     names = [re.split(r"[^\w.-]", text)[0] for text in needed if not DEVELOPMENT.search(text)]
-    return {name: installed_version(name) for name in (FIXED, *names)}
+    # an extra may name another extra of this package
+    return {name: installed_version(name) for name in (FIXED, *names) if name != DISTRIBUTION}
 
 
 def conflicts() -> list[str]:
