@@ -9,6 +9,7 @@ nbclient and ipykernel. Progress and logs are left out, and long outputs are cut
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import sys
 import tempfile
@@ -53,7 +54,10 @@ def run(cells: list[nbformat.NotebookNode], folder: Path) -> nbformat.NotebookNo
     for name in NEEDED:
         (folder / name).symlink_to(REPOSITORY / name)
     notebook = new_notebook(cells=cells)
-    NotebookClient(notebook, timeout=None, resources={"metadata": {"path": str(folder / "docs")}}).execute()
+    client = NotebookClient(notebook, timeout=None, resources={"metadata": {"path": str(folder / "docs")}})
+    # the commands are those of this environment
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    client.execute(env={**os.environ, "PATH": path})
     tidy(notebook, [folder, REPOSITORY])
     return notebook
 
