@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from tests.explore.explored import explored
+from mlsm_plugin.explore.explorer import Explorer
+from tests.explore.explored import Folders, explored, opened
 from tests.tiny_models import TinyData
 
 
 @pytest.fixture(scope="session")
-def folders(tiny: TinyData, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
+def folders(tiny: TinyData, tmp_path_factory: pytest.TempPathFactory) -> Folders:
     return explored(tmp_path_factory, tiny.text)
+
+
+@pytest.fixture(scope="session")
+def explorer(folders: Folders) -> Explorer:
+    return opened(folders)

@@ -12,8 +12,10 @@ from mlsm_plugin.search.text_codes import open_text_coder
 from tests.conftest import made_once
 from tests.search.searched import make_encoder, write_documents
 
+Folders = tuple[Path, Path, Path]
 
-def explored(tmp_path_factory: pytest.TempPathFactory, text: Path) -> tuple[Path, Path, Path]:
+
+def explored(tmp_path_factory: pytest.TempPathFactory, text: Path) -> Folders:
     """Folders of a model, of a dictionary and of an index; read only."""
 
     def make(root: Path) -> None:
@@ -25,6 +27,6 @@ def explored(tmp_path_factory: pytest.TempPathFactory, text: Path) -> tuple[Path
     return root / "bert", root / "dictionary", root / "index"
 
 
-def opened(folders: tuple[Path, Path, Path], **more: object) -> Explorer:
+def opened(folders: Folders, **more: object) -> Explorer:
     model, dictionary, index = folders
     return open_explorer(model, dictionary=dictionary, index=index, **more)  # type: ignore[arg-type]

@@ -14,17 +14,11 @@ from mlsm_plugin.explore import explorer as explorer_module
 from mlsm_plugin.explore.explorer import Explorer, open_explorer
 from mlsm_plugin.search.text_codes import open_text_coder
 from tests.adapted_student import ATOMS, adapted_student
-from tests.explore.explored import opened
+from tests.explore.explored import Folders, opened
 from tests.tiny_hf_models import make_model
 from tests.tiny_models import TinyData
 
 TEXT = "the name of a value is returned"
-Folders = tuple[Path, Path, Path]
-
-
-@pytest.fixture(scope="module")
-def explorer(folders: Folders) -> Explorer:
-    return opened(folders)
 
 
 def test_the_properties_of_tokens_are_those_of_the_coder(explorer: Explorer) -> None:

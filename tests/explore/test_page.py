@@ -16,16 +16,10 @@ import pytest
 from mlsm_plugin.explore.explorer import Explorer
 from mlsm_plugin.explore.page import HOST, answer, import_gradio, phrases, results
 from tests.conftest import failing_mlsm
-from tests.explore.explored import opened
+from tests.explore.explored import Folders
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 HOSTILE = "the <img src=x onerror=\"document.body.setAttribute('pwned', 1)\"> name"
-Folders = tuple[Path, Path, Path]
-
-
-@pytest.fixture(scope="module")
-def explorer(folders: Folders) -> Explorer:
-    return opened(folders)
 
 
 def test_a_text_gives_its_parts(explorer: Explorer) -> None:

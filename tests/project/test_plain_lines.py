@@ -18,6 +18,7 @@ FOLDERS = (".",)
 MOST_ANY = 350
 LITERALS = (ast.Tuple, ast.List, ast.Set)
 COMPREHENSIONS = (ast.GeneratorExp, ast.ListComp, ast.SetComp, ast.DictComp)
+NO_NAMES = {"found", "own", "one"}  # participles and pronouns
 Fault = tuple[int, str]
 
 
@@ -37,6 +38,14 @@ def faults(source: str) -> list[Fault]:
             result.extend(_faults_of_call(node))
         elif isinstance(node, ast.Assign):
             result.extend(_faults_of_assignment(node))
+        elif isinstance(node, LITERALS):
+            for element in node.elts:
+                if isinstance(element, ast.Starred) and isinstance(element.value, LITERALS):
+                    result.append((element.lineno, "a literal unpacked in another one: write its elements"))
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id in NO_NAMES:
+            result.append((node.lineno, f"{node.id} is no name: name the thing"))
+        elif isinstance(node, ast.arg) and node.arg in NO_NAMES:
+            result.append((node.lineno, f"{node.arg} is no name: name the thing"))
         elif isinstance(node, ast.Expr) and isinstance(node.value, ast.IfExp):
             result.append((node.lineno, "a conditional expression as a statement: write if and else"))
         elif isinstance(node, ast.IfExp) and _has_nested_condition(node):
@@ -116,6 +125,10 @@ def test_few_values_are_untyped() -> None:
         "x = 1 if a else 2 if b else 3",
         "x = f(1 if a else 2) if b else 3",
         "x = 1  # fmt: skip",
+        "x = [*(a, b), c]",
+        "found = f()",
+        "for own in x: pass",
+        "def f(one): pass",
     ],
 )
 def test_lines_that_are_not_plain(source: str) -> None:

@@ -34,10 +34,15 @@ LOG_INTERVAL = 10
 FEWEST_UPDATES = 300
 MOST_UPDATES = 100_000
 PASSES = 2  # over the text, of a model that begins with random weights; one that continues makes one pass
-# the sizes of a model that one that continues it must have, in the order in which they depend on each other
+# the sizes that a continued model must keep, in the order in which they depend on each other
 SIZES = (
-    *("encoder_layers", "encoder_embed_dim", "encoder_ffn_embed_dim", "encoder_attention_heads"),
-    *("max_positions", "attention_window", "global_attention_every"),
+    "encoder_layers",
+    "encoder_embed_dim",
+    "encoder_ffn_embed_dim",
+    "encoder_attention_heads",
+    "max_positions",
+    "attention_window",
+    "global_attention_every",
 )
 SAME_AS_DEFAULT = {"--seed", "--initialization", "--mask-updates"}  # of the flags of `mlsm auxiliary`
 COLUMNS = 116
@@ -98,20 +103,22 @@ def training_words(
     Its settings are those of ``mlsm auxiliary`` (:func:`.default_flags`), its length follows from the text: two
     passes, or one if it continues a model.
     """
-    own = list(plan.objective)
-    own += plan.model or ["--arch", DEFAULT_ARCHITECTURE, *(SMALL_MODEL if plan.is_short else ())]
+    chosen = list(plan.objective)
+    chosen += plan.model or ["--arch", DEFAULT_ARCHITECTURE, *(SMALL_MODEL if plan.is_short else ())]
     if plan.start is not None:
-        own += ["--finetune-from-model", plan.start]
+        chosen += ["--finetune-from-model", plan.start]
     if plan.codes is not None:
-        own += ["--latent-codes", plan.codes]
-    own += block_flags(plan.blocks)
+        chosen += ["--latent-codes", plan.codes]
+    chosen += block_flags(plan.blocks)
     if plan.is_short:
         batch = max(2, TOKENS_OF_AN_UPDATE // plan.blocks.tokens_per_sample)
-        own += ["--batch-size", str(batch), "--log-interval", str(LOG_INTERVAL)]
+        chosen += ["--batch-size", str(batch), "--log-interval", str(LOG_INTERVAL)]
     if plan.coverage < MASKS["mask_prob"]:  # no more is masked than has codes
-        own += ["--mask-prob", "0.15"]
-    updates = plan.updates or _updates(plan, own)
-    flags = _merged(default_flags(updates, _value(own, "--arch"), _without_task(own)), own)
+        share = f"{min(plan.coverage, MASKS['mask_prob_end']):g}"
+        chosen += ["--mask-prob", share]
+    updates = plan.updates or _updates(plan, chosen)
+    defaults = default_flags(updates, _value(chosen, "--arch"), _without_task(chosen))
+    flags = _merged(defaults, chosen)
     words = ["fairseq-train", str(data_bin), "--user-dir", user_dir or PACKAGE_DIR, *flags]
     return [*words, "--max-update", str(updates), "--save-dir", str(save_dir)]
 
@@ -151,14 +158,14 @@ def _without_task(flags: list[str]) -> list[str]:
     return flags[:where] + flags[where + 2 :]
 
 
-def _merged(usual: Sequence[str], own: Sequence[str]) -> list[str]:
-    """The flags ``own``, and those of ``usual`` that they do not replace."""
-    replaced = {word for word in own if word.startswith("--")} | SAME_AS_DEFAULT
+def _merged(defaults: Sequence[str], chosen: Sequence[str]) -> list[str]:
+    """The chosen flags, and the default flags that they do not replace."""
+    replaced = {word for word in chosen if word.startswith("--")} | SAME_AS_DEFAULT
     kept = []
-    for words in _options(separate_words(usual)):
+    for words in _options(separate_words(defaults)):
         if words[0] not in replaced:
             kept += words
-    return [*own, *kept]
+    return [*chosen, *kept]
 
 
 def _options(words: Sequence[str]) -> list[list[str]]:

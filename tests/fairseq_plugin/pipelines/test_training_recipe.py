@@ -63,9 +63,10 @@ def test_its_length_follows_from_the_text(tokens: int, start: str | None, update
     assert (args["mask_prob"], args["mask_prob_end"]) == (0.3, 0.15)
 
 
-def test_no_more_is_masked_than_has_codes() -> None:
-    args = parsed(training_words("data", "model", TrainingPlan(1000, BLOCKS, coverage=0.2)))
-    assert (args["mask_prob"], args["mask_prob_end"]) == (0.15, None)
+@pytest.mark.parametrize(("coverage", "share"), [(0.2, 0.15), (0.15, 0.15), (0.1, 0.1), (0.025, 0.025)])
+def test_no_more_is_masked_than_has_codes(coverage: float, share: float) -> None:
+    args = parsed(training_words("data", "model", TrainingPlan(1000, BLOCKS, coverage=coverage)))
+    assert (args["mask_prob"], args["mask_prob_end"]) == (share, None)
     assert (args["task"], args["criterion"], args["mlm_weight"]) == ("masked_latent_semantic", "latent_semantic_kl", 1)
 
 
