@@ -7,10 +7,11 @@ from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
-from mlsm_plugin.core.coding.coder_learning import LASSO, LearningSettings
+from mlsm_plugin.core.coding.coder_learning import LearningSettings
 from mlsm_plugin.core.coding.settings import ONLINE, STORE, StageSettings
 from mlsm_plugin.core.coding.split_coder import CodingSettings
 from mlsm_plugin.core.files.atomic_files import PathLike
+from mlsm_plugin.core.files.settings import identity
 from mlsm_plugin.core.hidden_states.devices import default_device, has_fast_bf16
 from mlsm_plugin.core.hidden_states.settings import BlockSettings
 from mlsm_plugin.core.hidden_states.sources import source_of
@@ -27,6 +28,8 @@ from mlsm_plugin.fairseq_plugin.pipelines.pretraining import (
 )
 from mlsm_plugin.fairseq_plugin.pipelines.staged_pretraining import Stage, plan_of, run_stages, stages_of
 
+# the settings that decide the first stage, which has no codes
+OF_FIRST_STAGE = ("max_update", "blocks", "stages", "mlm_weight", "atoms", "seed")
 CHOSEN_HERE = ("--task", "--criterion", "--num-atoms", "--best-checkpoint-metric")
 
 
@@ -41,35 +44,6 @@ class _Run:
     blocks: BlockSettings
     flags: Sequence[str]
     coded: Coded
-
-    def training_values(self) -> dict[str, object]:
-        """The values that, with the number of updates, decide the result of the first stage."""
-        return {
-            "stages": self.settings.stages,
-            "mlm_weight": self.settings.mlm_weight,
-            "atoms": self.learning.atoms,
-            "seed": self.learning.seed,
-            "blocks": vars(self.blocks),
-        }
-
-    def code_values(self) -> dict[str, object]:
-        """Further values that decide the result of the later stages."""
-        learning = self.learning
-        values: dict[str, object] = {
-            "latent_weight": self.settings.latent_weight,
-            "latent_source": self.settings.latent_source,
-            "latent_top": self.settings.latent_top,
-            "layer": self.layer,
-            "coder": learning.coder,
-            "tokens": learning.tokens,
-        }
-        if learning.coder == LASSO:
-            values["lambda"] = learning.lambda_
-            values["iterations"] = learning.iterations
-        else:
-            values["k"] = learning.k
-            values["matryoshka"] = learning.matryoshka
-        return values
 
     def folders(self, stage: Stage) -> list[tuple[str, Path]]:
         """Each dataset with the folder of its codes."""
@@ -142,14 +116,14 @@ def pretrain_in_stages(
     for flag in CHOSEN_HERE:
         if flag in flags:
             raise ValueError(f"{flag} is chosen for each stage by `mlsm pretrain`; leave it out, or use fairseq-train")
+    decides: dict[str, object] = {"max_update": max_update, "blocks": identity(blocks), **identity(settings)}
+    decides |= identity(learning) | {"layer": layer}
     device = learning.device or ("cpu" if "--cpu" in flags else None)
     learning = replace(learning, device=device, fp16=learning.fp16 or in_half_precision(device, flags))
     run = _Run(os.fspath(data_bin), settings, learning, layer, blocks, flags, coded)
     stages = stages_of(save_dir, max_update, settings.stages)
     begin_run(data_bin, save_dir)
-    code_values = run.code_values()
-    plan = {"max_update": max_update, **run.training_values(), **code_values}
-    plan_of(stages, save_dir, plan, list(code_values)).begin()
+    plan_of(stages, save_dir, decides, [name for name in decides if name not in OF_FIRST_STAGE]).begin()
     flags = [*flags, "--seed", str(learning.seed), *block_flags(blocks)]
 
     def train(stage: Stage) -> None:

@@ -76,15 +76,19 @@ def plan_of(
 
     A run that has not saved a checkpoint yet may change all settings. A run without a dictionary yet may change the
     settings of its codes (``code_names``), so a layer that does not exist can be corrected without losing the first
-    stage. ValueError if the record is damaged.
+    stage. Settings that an earlier version did not record are recorded now. ValueError if the record is damaged.
     """
     path = save_dir / PLAN
     folder = PlannedFolder(save_dir, settings, plan_file=PLAN, advice="Choose another --save-dir")
     if updates_of(save_dir / LAST) == 0:
         folder.forget()
-    elif path.exists() and not stages[1].dictionary.exists():
-        known = check_json(read_json(path), fields(), path)
-        write_json(path, {name: (settings if name in code_names else known).get(name) for name in settings})
+    elif path.exists():
+        known: dict[str, object] = check_json(read_json(path), fields(), path)
+        if "lambda" in known:  # its name in earlier versions
+            known["lambda_"] = known.pop("lambda")
+        may_change = [] if stages[1].dictionary.exists() else code_names
+        kept = {name: value for name, value in known.items() if name in settings and name not in may_change}
+        write_json(path, settings | kept)
     return folder
 
 

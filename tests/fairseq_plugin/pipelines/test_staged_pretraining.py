@@ -12,13 +12,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlsm_plugin.core.files.atomic_files import read_json
+from mlsm_plugin.core.files.atomic_files import read_json, write_json
 from mlsm_plugin.fairseq_plugin.compat.checkpoint_contents import read_contents
 from mlsm_plugin.fairseq_plugin.compat.checkpoint_states import save_whole, updates_of
 from mlsm_plugin.fairseq_plugin.compat.model_parts import ATOM_PROJECTION
 from mlsm_plugin.fairseq_plugin.compat.resumed_runs import LAST
 from mlsm_plugin.fairseq_plugin.pipelines import staged_pretraining
 from mlsm_plugin.fairseq_plugin.pipelines.staged_pretraining import (
+    PLAN,
     SECONDS,
     Stage,
     begin_stage,
@@ -133,6 +134,19 @@ def test_other_settings_are_refused_once_a_checkpoint_is_there(tmp_path: Path) -
     with pytest.raises(ValueError, match=r"layer is 2 there and 1 now\. Choose another --save-dir"):
         begin(stages=[30], layer=1, iterations=5)
     begin(stages=[30], layer=2, iterations=5)
+
+
+def test_a_record_of_an_earlier_version_is_completed(tmp_path: Path) -> None:
+    stages = stages_of(tmp_path, 100, [20])
+    write_checkpoint(tmp_path / LAST, 20)
+    stages[1].dictionary.mkdir(parents=True)
+    write_json(tmp_path / PLAN, {"stages": [20], "lambda": 0.05})
+    settings: dict[str, object] = {"stages": [20], "lambda_": 0.05, "batch_size": 400}
+    codes = ["lambda_", "batch_size"]
+    plan_of(stages, tmp_path, settings, codes).begin()
+    for name, value in (("lambda_", 0.1), ("batch_size", 100)):
+        with pytest.raises(ValueError, match=f"{name} is {settings[name]} there and {value} now"):
+            plan_of(stages, tmp_path, settings | {name: value}, codes).begin()
 
 
 def test_a_new_head_leaves_everything_else_as_it_is(tiny: TinyData, tmp_path: Path) -> None:
