@@ -252,6 +252,7 @@ class Comparison:
         self.once("dictionary-seconds", self.learn_dictionary)
         folder = self.output / f"{kind}.codes"
         if not (folder / "meta.json").exists():
+            self.once("states", self.read_states)  # before the seconds of coding begin
             self.once(f"{kind}-seconds", partial(self.write_codes, kind, folder))
         return folder
 

@@ -1,0 +1,316 @@
+#!/usr/bin/env python3
+"""Which recipe adapts a published encoder to a text best? Masked LM at equal time, against ``run_mlm.py``.
+
+    python research/compare_recipes.py MODEL --text train.txt --valid held_out.txt --output DIR --minutes 5 \
+        --labelled sst2/train.tsv sst2/dev.tsv --rows run_mlm mlm muon
+
+``run_mlm`` is what the script of that name in the examples of ``transformers`` does without options: the stock model
+and collator, blocks of as many ids as the model takes (lines are concatenated), 8 blocks a batch, AdamW with a rate of
+5e-5 that falls linearly, float32. ``run_mlm-tuned`` has the length, batch size, rate and precision of ``mlm``.
+All other rows are recipes of ``mlsm adapt``: see ``RECIPES``.
+
+The updates of a row follow from the processor seconds of a few updates of its recipe, so that each row trains for
+``--minutes``. Measured before (``start``) and after: bits of masked words and retrieval on ``--valid``, and linear
+probes on the first ``--lines`` labelled texts.
+
+Writes ``recipes.md`` and a JSON file for each row. Run the same command again to resume, also with further rows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import (
+    AutoModelForMaskedLM,
+    DataCollatorForLanguageModeling,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+    logging,
+)
+
+from mlsm_plugin.core.coding.coder_learning import LearningSettings
+from mlsm_plugin.core.coding.split_coder import CodingSettings
+from mlsm_plugin.core.files.atomic_files import atomic_open, read_json, write_json
+from mlsm_plugin.core.hidden_states.hf_encoder import HuggingFaceEncoder, LibraryEncoder
+from mlsm_plugin.core.machine.memory import keep_freed_memory
+from mlsm_plugin.core.sparse_coding.coder import load_coder
+from mlsm_plugin.core.text.hf_tokenizer import load_fast_tokenizer
+from mlsm_plugin.evaluation.encoder_quality import EvaluationData, evaluate_encoder, read_evaluation_data
+from mlsm_plugin.evaluation.quality_settings import QualitySettings
+from mlsm_plugin.evaluation.sentence_encoders import open_sentence_encoder
+from mlsm_plugin.huggingface.coding import encode_sequences, learn_from_sequences
+from mlsm_plugin.huggingface.collators import LatentSemanticCollator, MaskedLmCollator, Masking
+from mlsm_plugin.huggingface.latent_semantic_model import LatentSemanticModel
+from mlsm_plugin.huggingface.pretraining_model import MaskedLmModel
+from mlsm_plugin.huggingface.pretraining_sequences import PretrainingSequences
+from mlsm_plugin.huggingface.saved_folder import save_pretrained
+from mlsm_plugin.huggingface.text_sequences import write_text_sequences
+from mlsm_plugin.huggingface.token_sequences import TokenSequences
+from mlsm_plugin.huggingface.trainer_callback import prepare
+from mlsm_plugin.huggingface.training import TrainingSettings
+
+START = "start"
+STOCK = "run_mlm"
+STOCK_TUNED = "run_mlm-tuned"
+CODES = "mlsm+mlm"
+PILOT = 8  # updates whose time is measured; the first two do not count
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a row is trained."""
+
+    training: TrainingSettings = field(default_factory=TrainingSettings)
+    masks: Masking = field(default_factory=Masking)
+
+
+FALLING = Masking(mask_prob=0.3, mask_prob_end=0.15)
+RECIPES = {
+    "mlm": Recipe(),
+    "rate-5e-4": Recipe(TrainingSettings(learning_rate=5e-4)),
+    "rate-1e-3": Recipe(TrainingSettings(learning_rate=1e-3)),
+    "masks-30": Recipe(masks=Masking(mask_prob=0.3)),
+    "falling": Recipe(masks=FALLING),
+    "whole-words": Recipe(masks=Masking(whole_words=True)),
+    "muon": Recipe(TrainingSettings(optimizer="muon", learning_rate=5e-4, muon_learning_rate=2e-3)),
+    "muon-5e-3": Recipe(TrainingSettings(optimizer="muon", learning_rate=1e-3, muon_learning_rate=5e-3)),
+    "falling-5e-4": Recipe(TrainingSettings(learning_rate=5e-4), FALLING),
+    "falling-1e-3": Recipe(TrainingSettings(learning_rate=1e-3), FALLING),
+    CODES: Recipe(),
+}
+ROWS = (START, STOCK, STOCK_TUNED, *RECIPES)
+
+
+class Clock(TrainerCallback):
+    """The processor seconds at the end of each update."""
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Note the time."""
+        self.times.append(time.process_time())
+
+
+class Comparison:
+    """The rows of the comparison; each result is kept in the output folder, and not computed again."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.args = args
+        self.output: Path = args.output
+        self.output.mkdir(parents=True, exist_ok=True)
+
+    @cached_property
+    def text(self) -> TokenSequences:
+        """The text as ``mlsm adapt`` packs it."""
+        sequences, _ = write_text_sequences(
+            [self.args.text], self.args.model, self.output / "tokens", max_length=self.args.max_length
+        )
+        return sequences
+
+    def blocks(self, length: int) -> list[dict[str, list[int]]]:
+        """The text as ``run_mlm.py`` cuts it: lines with their special tokens, concatenated, in blocks."""
+        tokenizer = load_fast_tokenizer(self.args.model)
+        with open(self.args.text, encoding="utf-8") as file:
+            lines = [line for line in file.read().splitlines() if line.strip()]
+        ids = np.concatenate([np.asarray(row) for row in tokenizer(lines, verbose=False)["input_ids"]])
+        rows = ids[: len(ids) // length * length].reshape(-1, length)
+        return [{"input_ids": row.tolist()} for row in rows]
+
+    @cached_property
+    def evaluation(self) -> EvaluationData:
+        """The evaluation data of all rows."""
+        pairs = [(self.first_lines(train), test) for train, test in self.args.labelled]
+        return read_evaluation_data([self.args.valid], pairs, [], QualitySettings(queries=300, passages=2000))
+
+    def first_lines(self, path: str) -> Path:
+        """A new file with the first labelled texts of ``path``."""
+        shortened = self.output / "labelled" / Path(path).parent.name / "train.tsv"
+        if not shortened.exists():
+            shortened.parent.mkdir(parents=True, exist_ok=True)
+            lines = Path(path).read_text(encoding="utf-8").splitlines(keepends=True)
+            with atomic_open(shortened, "w") as file:
+                file.writelines(lines[: self.args.lines])
+        return shortened
+
+    def row(self, name: str) -> dict[str, Any]:
+        """The figures of a row; the minutes are part of its file's name."""
+        key = START if name == START else f"{name}-{self.args.minutes:g}"
+        path = self.output / f"{key}.json"
+        if not path.exists():
+            write_json(path, self.measured(name, self.output / "models" / key))
+        figures: dict[str, Any] = read_json(path)
+        return figures
+
+    def measured(self, name: str, folder: Path) -> dict[str, Any]:
+        """Train a row and measure it."""
+        figures: dict[str, Any] = {"updates": 0, "seconds": 0.0}
+        model: Path = self.args.model
+        if name != START:
+            figures = self.trained(name, folder)
+            model = folder
+        measures = evaluate_encoder(open_sentence_encoder(model), self.evaluation)
+        return {**figures, "measures": {measure: values.figure for measure, values in measures.items()}}
+
+    def trained(self, name: str, folder: Path) -> dict[str, Any]:
+        """Train for the time, write the model, and return the number of updates and the processor seconds."""
+        make = self.stock_trainer if name.startswith(STOCK) else self.trainer
+        clock = Clock()
+        pilot = make(name, PILOT)
+        pilot.add_callback(clock)
+        pilot.train()
+        seconds_of_update = (clock.times[-1] - clock.times[1]) / (len(clock.times) - 2)
+        updates = round(60 * self.args.minutes / seconds_of_update)
+        trainer = make(name, updates)
+        start = time.process_time()
+        trainer.train()
+        seconds = time.process_time() - start
+        shutil.rmtree(self.output / "trainer", ignore_errors=True)
+        assert trainer.model is not None
+        save_pretrained(folder, trainer.model, load_fast_tokenizer(self.args.model))
+        return {"updates": updates, "seconds": seconds, "log": trainer.state.log_history}
+
+    def stock_trainer(self, name: str, updates: int) -> Trainer:
+        """The trainer of ``run_mlm.py``."""
+        tuned = TrainingSettings().for_length(self.args.max_length)
+        is_tuned = name == STOCK_TUNED
+        arguments = TrainingArguments(
+            output_dir=str(self.output / "trainer"),
+            max_steps=updates,
+            per_device_train_batch_size=tuned.samples_per_batch if is_tuned else 8,
+            gradient_accumulation_steps=tuned.batches_per_update if is_tuned else 1,
+            learning_rate=tuned.learning_rate if is_tuned else 5e-5,
+            bf16=is_tuned and tuned.in_bf16,
+            use_cpu=True,
+            save_strategy="no",
+            logging_steps=20,
+            report_to=[],
+        )
+        torch.manual_seed(1)
+        model = AutoModelForMaskedLM.from_pretrained(self.args.model)
+        length = self.args.max_length if is_tuned else min(1024, HuggingFaceEncoder.usual_tokens_of(self.args.model))
+        collator = DataCollatorForLanguageModeling(load_fast_tokenizer(self.args.model))
+        return Trainer(model, arguments, data_collator=collator, train_dataset=self.blocks(length))
+
+    def trainer(self, name: str, updates: int) -> Trainer:
+        """A trainer as ``mlsm adapt`` makes it."""
+        recipe = RECIPES[name]
+        settings = recipe.training.for_length(self.args.max_length)
+        tokenizer = load_fast_tokenizer(self.args.model)
+        codes = self.codes() if name == CODES else None
+        torch.manual_seed(1)
+        model: MaskedLmModel | LatentSemanticModel
+        collator: MaskedLmCollator
+        if codes is None:
+            model = MaskedLmModel.of(MaskedLmModel.opened(self.args.model))
+            collator = MaskedLmCollator(tokenizer, recipe.masks)
+        else:
+            stock = LatentSemanticModel.opened(self.args.model, mlm_weight=1.0)
+            model = LatentSemanticModel.of(stock, num_atoms=self.args.atoms, mlm_weight=1.0)
+            collator = LatentSemanticCollator(tokenizer, recipe.masks)
+        arguments = settings.arguments(self.output / "trainer")
+        arguments.max_steps = updates
+        arguments.warmup_steps = round(settings.warmup * updates)
+        arguments.eval_strategy = "no"
+        arguments.save_strategy = "no"
+        arguments.logging_steps = 20
+        return prepare(
+            Trainer(
+                model,
+                arguments,
+                data_collator=collator,
+                train_dataset=PretrainingSequences(self.text, codes),
+                optimizers=(settings.optimizer_of(model), None),
+            )
+        )
+
+    def codes(self) -> Path:
+        """The model's own codes, as ``mlsm adapt`` makes them; writes the processor seconds to ``codes.json``."""
+        start = time.process_time()
+        folder = self.output / "codes"
+        model = self.args.model
+        layer = HuggingFaceEncoder.layers_of(model)
+        encoder = LibraryEncoder(model, layer=layer, device="cpu", fp16=None)
+        learning = LearningSettings(
+            layer=layer, coder="topk", atoms=self.args.atoms, tokens=self.args.tokens, device="cpu"
+        )
+        dictionary = self.output / "dictionary"
+        learn_from_sequences(self.text, model, output=dictionary, settings=learning, encoder=encoder)
+        if not (folder / "meta.json").exists():
+            encode_sequences(
+                self.text,
+                model,
+                coder=load_coder(dictionary),
+                output=folder,
+                settings=CodingSettings(layer),
+                encoder=encoder,
+            )
+            write_json(self.output / "codes.json", {"seconds": time.process_time() - start})
+        return folder
+
+
+def table(comparison: Comparison, row: Callable[[str], dict[str, Any]]) -> str:
+    """The figures of the rows as a Markdown table."""
+    rows = {name: row(name) for name in comparison.args.rows}
+    measures = list(rows[comparison.args.rows[-1]]["measures"])
+    header = ["row", "updates", "minutes", *measures]
+    lines = [f"| {' | '.join(header)} |", f"| --- |{' ---: |' * (len(header) - 1)}"]
+    for name, figures in rows.items():
+        cells = [name, f"{figures['updates']:,}", f"{figures['seconds'] / 60:.1f}"]
+        for measure in measures:
+            value = figures["measures"].get(measure)
+            cells.append("" if value is None else f"{value if 'bits' in measure else 100 * value:.2f}")
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def parse_arguments() -> argparse.Namespace:
+    """The options of the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path, help="folder of a published encoder with its tokenizer")
+    parser.add_argument("--text", required=True, help="text to train on")
+    parser.add_argument("--valid", required=True, help="held-out text to measure on")
+    parser.add_argument(
+        "--labelled", nargs=2, action="append", default=[], metavar="TSV", help="train and test (default: none)"
+    )
+    parser.add_argument("--lines", type=int, default=2000, help="labelled texts to train on (default: 2000)")
+    parser.add_argument("--output", required=True, type=Path, help="folder for everything that is made")
+    parser.add_argument("--rows", nargs="+", default=list(ROWS), choices=ROWS)
+    parser.add_argument("--minutes", type=float, default=5.0, help="of each training (default: 5)")
+    parser.add_argument("--max-length", type=int, default=128, help="ids of a sequence (default: 128)")
+    parser.add_argument("--atoms", type=int, default=3000, help=f"of the dictionary of {CODES} (default: 3000)")
+    parser.add_argument("--tokens", type=int, default=1_000_000, help="to learn the dictionary from")
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Train and measure the missing rows, and write the table."""
+    args = parse_arguments()
+    logging.set_verbosity_error()
+    keep_freed_memory()
+    comparison = Comparison(args)
+    for name in args.rows:
+        figures = comparison.row(name)
+        print(name, figures["updates"], figures["seconds"], figures["measures"], flush=True)
+    rows = table(comparison, comparison.row)
+    with atomic_open(args.output / f"recipes-{args.minutes:g}.md", "w") as file:
+        file.write(rows)
+    print(rows)
+    return 0
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    sys.exit(main())

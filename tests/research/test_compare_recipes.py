@@ -1,0 +1,53 @@
+"""The comparison of recipes of adaptation runs at toy size, and does not repeat what is done."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import REPOSITORY
+from tests.script_module import load_script
+from tests.tiny_hf_models import make_model
+
+compare = load_script("research/compare_recipes.py")
+
+
+def run(words: list[object]) -> str:
+    command = [sys.executable, *map(str, words)]
+    return subprocess.run(command, cwd=REPOSITORY, check=True, capture_output=True, text=True).stdout
+
+
+def read_figures(path: Path) -> dict[str, object]:
+    figures: dict[str, object] = json.loads(path.read_text(encoding="utf-8"))
+    return figures
+
+
+@pytest.mark.slow
+def test_all_rows_are_trained_once_and_measured(english_text: tuple[Path, Path], tmp_path: Path) -> None:
+    lines = english_text[0].read_text(encoding="utf-8").splitlines(keepends=True)
+    text = tmp_path / "text.txt"
+    valid = tmp_path / "valid.txt"
+    text.write_text("".join(lines[:300]), encoding="utf-8")
+    valid.write_text("".join(lines[300:600]), encoding="utf-8")
+    model = make_model("bert", english_text[0], tmp_path / "model")
+    labelled = tmp_path / "task" / "train.tsv"
+    labelled.parent.mkdir()
+    labelled.write_text("good\ta fine name\nbad\tno value at all\n" * 10, encoding="utf-8")
+    output = tmp_path / "out"
+    command = ["research/compare_recipes.py", model, "--text", text, "--valid", valid, "--output", output]
+    command += ["--labelled", labelled, labelled, "--lines", 12, "--minutes", 0.01, "--max-length", 32]
+    command += ["--atoms", 40, "--tokens", 4000]
+    table = run(command)
+    rows = [line.split("|")[1].strip() for line in table.splitlines() if line.startswith("| ")]
+    assert rows == ["row", "---", *compare.ROWS]
+    assert (output / "recipes-0.01.md").read_text(encoding="utf-8").strip() == table[table.index("| row") :].strip()
+    trained = {name: read_figures(output / f"{name}-0.01.json") for name in compare.ROWS if name != compare.START}
+    assert all(figures["updates"] for figures in trained.values())
+    assert all("bits/token" in figures["measures"] for figures in trained.values())  # type: ignore[operator]
+    times = {path: path.stat().st_mtime_ns for path in output.glob("*.json")}
+    assert run(command).endswith(table[table.index("| row") :])
+    assert {path: path.stat().st_mtime_ns for path in output.glob("*.json")} == times
