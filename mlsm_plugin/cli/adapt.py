@@ -173,11 +173,19 @@ def _print_quality(quality: JsonObject) -> None:
     from mlsm_plugin.evaluation.quality_tables import table_of
 
     if quality["models"]:
-        heading = f"held-out text: {quality['sentences']} sentences, {quality['passages']} passages"
-        print(f"\n{heading if quality['sentences'] else 'labelled files:'}")
+        print(f"\n{_heading(quality)}")
         print("\n".join(table_of(quality["models"])))
     for note in quality["notes"]:
         print(note)
+
+
+def _heading(quality: JsonObject) -> str:
+    """What the models were measured on."""
+    if quality["sentences"]:
+        return f"held-out text: {quality['sentences']} sentences, {quality['passages']} passages"
+    if quality.get("lines"):  # records of earlier versions lack it
+        return f"held-out text: {quality['lines']} lines"
+    return "labelled files:"
 
 
 def _print_figures(figures: dict[str, JsonObject], output: str) -> None:

@@ -13,6 +13,7 @@ from mlsm_plugin.core.text.unknown_tokens import KnownText
 FAIRSEQ = "fairseq"
 SEQUENCES = "sequences"
 SPLITS = ("train", "valid", "test")
+SAVE_DIR = "masked-lm"  # of the printed training; `mlsm encode` prints another, which must not continue this model
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -59,7 +60,7 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
     )
     print(figures.table())
     print(f"{figures.output}: dictionary of {figures.dictionary_symbols:,} symbols")
-    print_next("Train masked LM with", masked_lm_command(args.output, "model"))
+    print_next("Train masked LM with", masked_lm_command(args.output, SAVE_DIR))
     return 0
 
 

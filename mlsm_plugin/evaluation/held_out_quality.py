@@ -64,8 +64,9 @@ class HeldOutQuality:
             device: where the models run; None: a GPU if there is one.
 
         Returns:
-            ``models`` with the figures (see :func:`record_of`), the numbers of ``sentences`` and ``passages``, and
-            ``notes``: lines about figures that were left out or got worse.
+            ``models`` with the figures (see :func:`record_of`), the numbers of ``sentences`` and ``passages`` of the
+            retrieval and of ``lines`` with masked words, and ``notes``: lines about figures that were left out or got
+            worse.
         """
         notes: list[str] = []
         data = self._data(text, notes)
@@ -86,18 +87,23 @@ class HeldOutQuality:
             "models": record_of(measures, parameters) if measures else {},
             "sentences": len(data.retrieval.queries) if data.retrieval else 0,
             "passages": len(data.retrieval.passages) if data.retrieval else 0,
+            "lines": len(data.lines),
             "notes": notes,
         }
 
     def _data(self, text: Path, notes: list[str]) -> EvaluationData:
-        """The data to measure on; adds a line to ``notes`` if the text is too short for retrieval and masked words."""
+        """The data to measure on; adds a line to ``notes`` for each measure that the text is too short for."""
         probes = read_evaluation_data([], self.labelled, [], self.settings).labelled if self.labelled else {}
-        documents = documents_of([text])
+        try:
+            documents = documents_of([text])
+        except ValueError:  # the held-out sequences are a part of one line
+            notes.append("retrieval and masked words are left out: the held-out text has no whole line")
+            return EvaluationData(labelled=probes)
+        retrieval = None
         try:
             retrieval = make_retrieval(documents, self.settings)
         except ValueError as error:
-            notes.append(f"retrieval and masked words are left out: {error}")
-            return EvaluationData(labelled=probes)
+            notes.append(f"retrieval is left out: {error}")
         lines, words = choose_masked_words(documents, self.settings)
         return EvaluationData(retrieval, lines, words, probes)
 

@@ -123,7 +123,7 @@ class Explorer:
             raise ValueError("there is no index to search")
         query = self._checked(text)
         if self.has_mask or self.phrases is not None:  # otherwise, <mask> is ordinary text
-            query = query.replace(MASK, " ")
+            query = self._with_plain_masks(query).replace(MASK, " ")
         if not query.strip():
             raise ValueError("the text has only masks; add words to search for")
         hits = self.index.search(query, count=count, mode=mode)
@@ -133,7 +133,11 @@ class Explorer:
         """The phrases for each mask of a text; ValueError if there is no datastore, or as for :class:`Phrases`."""
         if self.phrases is None:
             raise ValueError("there is no datastore of phrases")
-        return self.phrases.of_masks(self._checked(text))
+        return self.phrases.of_masks(self._with_plain_masks(self._checked(text)))
+
+    def has_masks_in(self, text: str) -> bool:
+        """Whether ``<mask>`` or the tokenizer's own mask stands in a text."""
+        return MASK in self._with_plain_masks(text)
 
     def _is_mask(self, number: int) -> bool:
         return self.has_mask and number == self.coder.tokenizer.mask_id
@@ -144,10 +148,12 @@ class Explorer:
         if len(text) > MOST_CHARACTERS:
             raise ValueError(f"the text has {len(text):,} characters; {MOST_CHARACTERS:,} can be shown")
         check_text(text)
+        return self._with_plain_masks(text) if self.has_mask else text
+
+    def _with_plain_masks(self, text: str) -> str:
+        """A text with ``<mask>`` in place of the tokenizer's own mask."""
         mask_id = self.coder.tokenizer.mask_id
-        if mask_id is None or not self.has_mask:
-            return text
-        return text.replace(self.coder.tokenizer.tokens_by_id()[mask_id], MASK)
+        return text if mask_id is None else text.replace(self.coder.tokenizer.tokens_by_id()[mask_id], MASK)
 
     def _strongest(self, code: sp.csr_matrix, count: int) -> tuple[Property, ...]:
         total = max(float(code.data.sum()), 1e-12)

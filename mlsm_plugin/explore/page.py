@@ -41,7 +41,7 @@ def answer(explorer: Explorer, text: str) -> tuple[str, str]:
 
 def phrases(explorer: Explorer, text: str) -> str:
     """The phrases for the masks of a text as HTML."""
-    if MASK not in text:
+    if not explorer.has_masks_in(text):
         return html.note_html(f"Write {MASK} in the text to see which phrases fill it.")
     try:
         return html.phrases_html(explorer.phrases_of(text))

@@ -107,6 +107,7 @@ COMPARED_LINES = 200  # lines of the text whose ids are compared when the model 
 TEXT_PARTS = ("train", "valid")
 MODEL = "model"  # the folder of the adapted model in the output
 RECORD = "steps.json"
+HOLDS_OUT = "holds_out"  # key of the settings of the step ``text``
 DOCUMENTS = "documents.txt"
 HELD_OUT_TEXT = "held_out.txt"
 QUALITY = "quality.json"
@@ -358,8 +359,11 @@ class _Chain:
         settings = self.settings
         output = self.output
         training_texts = [Path(text) for text in self.texts_to_train]
-        texts = [*training_texts, *(Path(text) for text in settings.valid_texts)]
+        evaluated = self._evaluated_texts
+        # an earlier version made everything anew for another --valid, and its folders still do
+        texts = training_texts if evaluated else [*training_texts, *(Path(text) for text in settings.valid_texts)]
         tokens = [output / name for name in self.names]
+        valid = tokens[1:]  # what --valid becomes
         reading = {
             "files": len(self.texts_to_train),
             "max_length": self.length,
@@ -377,21 +381,35 @@ class _Chain:
         if settings.vocab_size is not None:
             size = {"vocab_size": settings.vocab_size, **reading}
             steps.append(Step("tokenizer", self.learn_tokenizer, size, training_texts, [output / TOKENIZER]))
-        steps.append(Step("text", self.write_text, reading, texts, tokens))
+        if evaluated:
+            reading[HOLDS_OUT] = False  # all of the text is trained on
+        steps.append(
+            Step("text", self.write_text, reading, texts, tokens, evaluated=evaluated, of_evaluation=valid)
+        )
         if self.is_aligned:
             folders = [output / f"{name}.{kind}" for name in self.names for kind in (AUXILIARY, PLACES)]
-            steps.append(Step("alignment", self.align, {}, texts, folders))
+            of_valid = folders[2:]
+            steps.append(
+                Step("alignment", self.align, {}, texts, folders, evaluated=evaluated, of_evaluation=of_valid)
+            )
         if settings.objective == VECTORS:
             vectors = [folder.with_name(f"{folder.name}.vectors.npy") for folder in tokens]
             teacher = {"teacher": HuggingFaceEncoder.fingerprint_of(str(settings.teacher))}
-            steps.append(Step("vectors", self.write_vectors, teacher, [], vectors))
+            of_valid = vectors[1:]
+            steps.append(
+                Step("vectors", self.write_vectors, teacher, [], vectors, evaluated=evaluated, of_evaluation=of_valid)
+            )
         if self.learning is not None:
             learning = identity(self.learning)
             learning["auxiliary"] = HuggingFaceEncoder.fingerprint_of(settings.coded_model)
             stores = [output / f"{name}.codes" for name in TEXT_PARTS]
             top = {"latent_top": settings.latent_top}
             steps.append(Step("dictionary", self.learn, learning, [], [output / DICTIONARY]))
-            steps.append(Step("codes", self.code, top, [], stores, by_all=True))
+            steps.append(
+                Step(
+                    "codes", self.code, top, [], stores, by_all=True, evaluated=evaluated, of_evaluation=stores[1:]
+                )
+            )
         training = identity(settings)
         training["model"] = HuggingFaceEncoder.fingerprint_of(settings.model)
         recipe = identity(self.training)
@@ -404,7 +422,7 @@ class _Chain:
         if settings.objective == "distill":
             training["teacher"] = HuggingFaceEncoder.fingerprint_of(str(settings.teacher))
         results = [output / MODEL, output / CHECKPOINTS]
-        steps.append(Step("before", self.evaluate, training, [], [], by_all=True))
+        steps.append(Step("before", self.evaluate, training, [], [], by_all=True, evaluated=evaluated))
         steps.append(
             Step(
                 "training",
@@ -415,6 +433,8 @@ class _Chain:
                 checked=[output / MODEL],
                 by_all=True,
                 editable=[output / MODEL / CARD],
+                evaluated=evaluated,
+                of_evaluation=[output / MODEL],  # its card; the last checkpoint has its weights
             )
         )
         return steps
@@ -424,7 +444,15 @@ class _Chain:
         reference = self._reference
         values = {"reference": HuggingFaceEncoder.fingerprint_of(reference), **quality.identity()}
         results = [self.output / QUALITY, self.output / HELD_OUT_TEXT]
-        return Step("quality", partial(self.measure, quality), values, quality.files(), results)
+        files = [*quality.files(), *self._evaluated_texts]
+        return Step("quality", partial(self.measure, quality), values, files, results)
+
+    @property
+    def _evaluated_texts(self) -> list[Path]:
+        """The files of --valid, on which nothing but figures depends; none in a folder of an earlier version."""
+        recorded = self.record.settings_of("text")
+        is_earlier = HOLDS_OUT not in recorded and "valid" in self.record.folders_of("text")
+        return [] if is_earlier else [Path(text) for text in self.settings.valid_texts]
 
     @property
     def _reference(self) -> str:
@@ -598,7 +626,8 @@ class _Chain:
             )
         )
         trainer.remove_callback(PrinterCallback)  # it prints each log if the Trainer's own bar is off
-        trainer.add_callback(ProgressBars())
+        tokens_of_sample = self.texts[0].num_tokens / len(train_dataset)
+        trainer.add_callback(ProgressBars(samples_of_update(trainer.args) * tokens_of_sample))
         if trainer.pop_callback(TensorBoardCallback) is not None:
             board = TensorBoardLog()
             # otherwise, figures from before the training would be logged to the current folder

@@ -28,10 +28,10 @@ QUALITY_HEADING = "## Before and after"
 SETTINGS = "## Settings"
 LEFT_OUT = "-"
 INTERVAL = "In brackets: 95 % interval of the difference from the first row. "
-OF_HELD_OUT_TEXT = (
+OF_RETRIEVAL = (
     "nDCG@10 (higher is better): each of {sentences} held-out sentences has to find its passage among {passages}. "
-    "bits/token and bits/word (lower is better): cross entropy of masked words. "
 )
+OF_WORDS = "bits/token and bits/word (lower is better): cross entropy of masked words. "
 PROBES = "Others: accuracy of a linear probe."
 PROBES_ALONE = "All figures: accuracy of a linear probe."
 TEXT = """---
@@ -121,7 +121,8 @@ def write_card(folder: Path, facts: CardFacts) -> None:
 def add_quality(folder: Path, quality: JsonObject) -> None:
     """Add a section with the figures of the models before and after to the card in a folder, if it has a card.
 
-    ``quality`` has the figures of the ``models``, and ``notes``. The section replaces an earlier one.
+    ``quality`` has the figures of the ``models``, the numbers of ``sentences``, ``passages`` and ``lines`` that were
+    measured, and ``notes``. The section replaces an earlier one.
     """
     path = folder / CARD
     if not path.exists():
@@ -152,10 +153,11 @@ def _quality_section(quality: JsonObject) -> str:
 
 
 def _explanation(quality: JsonObject) -> str:
-    """What the columns mean; with a short held-out text, there are only probes."""
-    if not quality["sentences"]:
-        return INTERVAL + PROBES_ALONE
-    return INTERVAL + OF_HELD_OUT_TEXT.format(**quality) + PROBES
+    """What the columns mean; a short held-out text lacks some."""
+    of_text = OF_RETRIEVAL.format(**quality) if quality["sentences"] else ""
+    if quality["lines"]:
+        of_text += OF_WORDS
+    return INTERVAL + of_text + (PROBES if of_text else PROBES_ALONE)
 
 
 def _cell(measure: JsonObject | None) -> str:

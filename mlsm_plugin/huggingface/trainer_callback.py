@@ -2,6 +2,8 @@
 
 import copy
 import math
+import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -26,6 +28,8 @@ from mlsm_plugin.huggingface.epoch_order import (
 )
 from mlsm_plugin.huggingface.pretraining_model import PretrainingModel
 from mlsm_plugin.huggingface.pretraining_sequences import Samples
+
+MEASURED_UPDATES = 10  # after which the length of a training is told
 
 
 class PretrainingCallback(TrainerCallback):
@@ -110,26 +114,52 @@ class PretrainingCallback(TrainerCallback):
 class ProgressBars(TrainerCallback):
     """Shows the training and each evaluation with :class:`~mlsm_plugin.core.files.progress.Progress`.
 
-    The Trainer's own bar is off if the log level of transformers only allows errors.
+    The Trainer's own bar is off if the log level of transformers only allows errors. A line says how many minutes the
+    training takes, as soon as some updates were measured.
+
+    Args:
+        tokens_of_update: the mean number of tokens in an update, over all processes; None: tokens a second are not
+            shown.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, tokens_of_update: float | None = None) -> None:
+        self._tokens_of_update = tokens_of_update
         self._training: Progress | None = None
         self._evaluation: Progress | None = None
+        self._first_update = 0  # of this process, and when it ended
+        self._start: float | None = None
+        self._loss = ""
+        self._speed = ""
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
     ) -> None:
         """Start the bar of the training, at the update where it resumes."""
+        self._start = None
+        self._loss = ""
+        self._speed = ""
         if state.is_world_process_zero:
             self._training = Progress(total=state.max_steps, initial=state.global_step, desc="training", unit="update")
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
     ) -> None:
-        """Count an update."""
-        if self._training is not None:
-            self._training.update(state.global_step - self._training.n)
+        """Count an update, and show the speed."""
+        if self._training is None:
+            return
+        self._training.update(state.global_step - self._training.n)
+        now = time.monotonic()
+        if self._start is None:  # the first update also allocates and compiles
+            self._start = now
+            self._first_update = state.global_step
+            return
+        updates = state.global_step - self._first_update
+        seconds_of_update = (now - self._start) / updates
+        if updates == MEASURED_UPDATES:
+            _print_minutes(state.max_steps - state.global_step, seconds_of_update)
+        if self._tokens_of_update is not None:
+            self._speed = f", {self._tokens_of_update / seconds_of_update:,.0f} tokens/s"
+        self._describe()
 
     def on_log(
         self,
@@ -140,8 +170,13 @@ class ProgressBars(TrainerCallback):
         **kwargs: object,
     ) -> None:
         """Show the last loss."""
-        if self._training is not None and logs is not None and "loss" in logs:
-            self._training.set_description_str(f"training, loss {logs['loss']:.3f}", refresh=False)
+        if logs is not None and "loss" in logs:
+            self._loss = f", loss {logs['loss']:.3f}"
+            self._describe()
+
+    def _describe(self) -> None:
+        if self._training is not None:
+            self._training.set_description_str(f"training{self._loss}{self._speed}", refresh=False)
 
     def on_prediction_step(
         self,
@@ -187,6 +222,13 @@ class TensorBoardLog(TensorBoardCallback):
         """Flush the buffer instead of closing the file."""
         if self.tb_writer is not None:
             self.tb_writer.flush()
+
+
+def _print_minutes(updates: int, seconds_of_update: float) -> None:
+    """Print how long the remaining updates take, if that is more than a minute; a bar on the terminal stays whole."""
+    minutes = updates * seconds_of_update / 60
+    if minutes >= 1:
+        Progress.write(f"about {minutes:.0f} minutes for the other {updates:,} updates", file=sys.stdout)
 
 
 def _fix_epoch(dataset: object, epoch: int) -> None:

@@ -198,16 +198,23 @@ def train(trainer: "Trainer") -> dict[str, float]:
 
 
 def resume(trainer: "Trainer") -> None:
-    """Train, from the last complete checkpoint if there is one.
+    """Train, from the last complete checkpoint if there is one; a checkpoint of the last update is only loaded.
 
     ValueError if the loss of an evaluation is not finite, OSError if a checkpoint cannot be written.
     """
-    from transformers import set_seed
+    from transformers import TrainerState, set_seed
 
     checkpoints = Path(str(trainer.args.output_dir))
     set_seed(trainer.args.seed)  # an evaluation before the training may have drawn random numbers
+    checkpoint = last_checkpoint(checkpoints, tidy=trainer.is_world_process_zero())
+    if checkpoint is not None:
+        state = TrainerState.load_from_json(str(Path(checkpoint, TRAINER_STATE)))
+        if 0 < trainer.args.max_steps <= state.global_step:  # the Trainer would make one more update
+            trainer._load_from_checkpoint(checkpoint)
+            trainer.state = state
+            return
     with _disk_errors(checkpoints):
-        trainer.train(resume_from_checkpoint=last_checkpoint(checkpoints, tidy=trainer.is_world_process_zero()))
+        trainer.train(resume_from_checkpoint=checkpoint)
 
 
 @contextmanager

@@ -128,6 +128,12 @@ class DictionaryCodes(TextCoder):
         self._coder: SparseCoder = load_coder(dictionary)
         chosen_layer = fitting_layer(self._coder, layer, folder=dictionary, option="--layer")
         folder = hf_folder(model, weights=True)
+        learned_from = self._coder.meta.get("auxiliary_fingerprint")
+        if (folder / LATENT_HEAD).is_file() and learned_from not in (None, HuggingFaceEncoder.fingerprint_of(folder)):
+            raise ValueError(
+                f"{dictionary} was learned from another model than {model}, which has a latent head and predicts its "
+                "properties itself: leave out --dictionary"
+            )
         model_fingerprint = fitting_fingerprint(f"{HF_PREFIX}{folder}", self._coder, chosen_layer)
         self.encoder = LibraryEncoder(folder, layer=chosen_layer, device=device)
         check_width(self.encoder, self._coder)

@@ -27,6 +27,7 @@ from mlsm_plugin.core.text.masked_reading import masked_lines
 from mlsm_plugin.huggingface import LatentSemanticModel, adaptation
 from mlsm_plugin.huggingface.sentence_modules import modules_of, write_modules
 from mlsm_plugin.huggingface.token_sequences import TokenSequences
+from mlsm_plugin.huggingface.trainer_callback import ProgressBars
 from tests.cli.coding_runs import start_mlsm
 from tests.conftest import failing_mlsm, made_once, mlsm
 from tests.hub_server import REPO, hub_server, mlsm_with_hub
@@ -129,6 +130,58 @@ def test_without_passages_the_table_is_of_the_labelled_files(capsys: Capture) ->
     printed = capsys.readouterr().out
     assert printed.startswith("\nlabelled files:\nmodel")
     assert "0 sentences" not in printed
+    _print_quality({"models": models, "sentences": 0, "passages": 0, "lines": 31, "notes": []})
+    assert capsys.readouterr().out.startswith("\nheld-out text: 31 lines\nmodel")
+
+
+@pytest.mark.parametrize("objective", ["mlm", pytest.param("mlsm+mlm", marks=pytest.mark.slow)])
+def test_another_valid_text_repeats_the_evaluation_alone(
+    objective: str, start: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = tmp_path / "out"
+    other = tmp_path / "other.txt"
+    other.write_text("".join((start / "text.txt").read_text(encoding="utf-8").splitlines(True)[30:70]), "utf-8")
+    command = words(start, output, objective=objective)
+    mlsm(*command, "--valid", start / "valid.txt")
+    weights = sha256_of_files(output / "model" / "model.safetensors")
+    first = figures_in(output)
+    steps: list[str] = []
+    monkeypatch.setattr(ProgressBars, "on_step_end", lambda self, args, state, *_, **__: steps.append("update"))
+    capsys.readouterr()
+    mlsm(*command, "--valid", other)
+    assert steps == []
+    assert "dictionary:" not in capsys.readouterr().out
+    second = figures_in(output)
+    assert all(first[when]["mlm_loss"] != second[when]["mlm_loss"] for when in ("before", "after"))
+    assert sha256_of_files(output / "model" / "model.safetensors") == weights
+    card = (output / "model" / "README.md").read_text(encoding="utf-8")
+    assert f"| mlm_loss | {second['before']['mlm_loss']:.4f} | {second['after']['mlm_loss']:.4f} |" in card
+    assert (output / "held_out.txt").read_text(encoding="utf-8") == other.read_text(encoding="utf-8")
+    fresh = tmp_path / "fresh"
+    mlsm(*words(start, fresh, objective=objective), "--valid", other)
+    assert len(steps) == 6
+    assert figures_in(fresh) == second
+
+
+def test_a_valid_text_in_place_of_the_end_of_the_text_trains_again(start: Path, tmp_path: Path, capsys: Capture) -> None:
+    command = words(start, tmp_path / "out", "--updates", 1, objective="mlm")
+    mlsm(*command)
+    mlsm(*command, "--valid", start / "valid.txt")
+    assert (tmp_path / "out" / "checkpoints.old").exists()  # of less text
+
+
+def test_a_folder_of_an_earlier_version_keeps_its_model(start: Path, tmp_path: Path, capsys: Capture) -> None:
+    """It recorded the text of --valid with what decides the model."""
+    output = tmp_path / "out"
+    command = words(start, output, "--updates", 1, "--valid", start / "valid.txt", objective="mlm")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(adaptation._Chain, "_evaluated_texts", [])
+        mlsm(*command)
+    assert "holds_out" not in StepRecord(output / "steps.json").settings_of("text")
+    capsys.readouterr()
+    mlsm(*command)
+    assert "training:" not in capsys.readouterr().out
+    assert not list(output.glob("*.old"))
 
 
 def test_a_folder_of_before_the_comparison_goes_on(start: Path, tmp_path: Path, capsys: Capture) -> None:
@@ -144,7 +197,7 @@ def test_a_folder_of_before_the_comparison_goes_on(start: Path, tmp_path: Path, 
     mlsm(*command)
     printed = capsys.readouterr().out
     assert "training:" not in printed
-    assert "retrieval and masked words are left out: the text has" in printed
+    assert "retrieval is left out: the text has" in printed
     assert (output / "quality.json").exists()
 
 

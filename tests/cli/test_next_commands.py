@@ -118,15 +118,15 @@ def test_printed_commands_run_as_they_are(pipeline: Pipeline, tmp_path: Path) ->
     text = f"--train {pipeline.train_text} --valid {pipeline.valid_text}"
     printed = run_in(tmp_path, f"mlsm binarize --tokenizer {pipeline.tokenizer} {text} --output data-bin")
     run_in(tmp_path, after(printed, "Train masked LM with"))
-    assert updates_of(tmp_path / "model" / "checkpoint_last.pt") == 300
+    assert updates_of(tmp_path / "masked-lm" / "checkpoint_last.pt") == 300
     learned = f"--auxiliary {pipeline.auxiliary} --layer 2 --atoms 16 --tokens 500 --iterations 3"
     printed = run_in(tmp_path, f"mlsm dictionary data-bin {learned} --output dict")
     printed = run_in(tmp_path, after(printed, "Code the dataset with"))
     training = after(printed, "Train with")
-    run_in(tmp_path, training.replace("--save-dir model", "--save-dir mlsm"))
+    run_in(tmp_path, training)
     assert f"--finetune-from-model {pipeline.auxiliary}" in training
-    assert updates_of(tmp_path / "mlsm" / "checkpoint_last.pt") == 300
-    assert len(list((tmp_path / "mlsm").glob("*.pt"))) == 2  # the last and the best
+    assert updates_of(tmp_path / "model" / "checkpoint_last.pt") == 300
+    assert len(list((tmp_path / "model").glob("*.pt"))) == 2  # the last and the best
 
 
 def after(printed: str, purpose: str) -> str:

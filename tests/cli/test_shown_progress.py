@@ -58,7 +58,8 @@ def test_every_step_of_an_adaptation_has_a_bar(tmp_path: Path, english_text: tup
     bars = dict.fromkeys(name for name, _ in BAR.findall(shown))
     steps = ("tokenizing", "hidden states", "training the SAE", "coding sequences", "training", "evaluating")
     assert set(steps) <= set(bars)
-    assert re.search(r"training, loss \d+\.\d+: +\d+%\|.*\d+/40 \[\d\d:\d\d<\d\d:\d\d", shown)  # with the time left
+    # with the speed and the time left
+    assert re.search(r"training, loss \d+\.\d+, [\d,]+ tokens/s: +\d+%\|.*\d+/40 \[\d\d:\d\d<\d\d:\d\d", shown)
 
 
 @pytest.mark.slow
@@ -77,6 +78,6 @@ def test_every_step_of_an_adaptation_has_lines_in_a_log(
     lines = capsys.readouterr().err.splitlines()
     for step in ("tokenizing", "training the SAE", "coding sequences", "evaluating"):
         assert any(line.startswith(f"{step}: ") and " so far" in line for line in lines), step
-    trained = [line for line in lines if re.match(r"training, loss \d+\.\d+: \d+%, ", line)]
+    trained = [line for line in lines if re.match(r"training, loss \d+\.\d+, [\d,]+ tokens/s: \d+%, ", line)]
     assert any(re.search(r"\d+%, \d+/40 update, \d\d:\d\d so far, \d\d:\d\d left", line) for line in trained)
     assert any(re.match(r"(text|dictionary|codes|before|training|quality): \d\d:\d\d so far", line) for line in lines)

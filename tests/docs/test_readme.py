@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mlsm_plugin.cli.binarize import SAVE_DIR
 from mlsm_plugin.cli.next_commands import BLOCKS
 from mlsm_plugin.core.sparse_coding.encode import normalize_rows
 from mlsm_plugin.fairseq_plugin.pipelines.training_recipe import PLAIN, TrainingPlan, shell_command, training_words
@@ -72,7 +73,7 @@ def test_every_command_of_the_pipeline_table_runs_in_order(folder: Path) -> None
 def test_the_training_command_is_the_one_that_is_printed() -> None:
     """By `mlsm binarize`, for a text of the size that the README names."""
     plan = TrainingPlan(tokens=450_000, blocks=BLOCKS, objective=PLAIN)
-    command = shell_command(training_words("data-bin", "model", plan, user_dir="mlsm_plugin"))
+    command = shell_command(training_words("data-bin", SAVE_DIR, plan, user_dir="mlsm_plugin"))
     assert block_with("README.md", "fairseq-train").strip() == re.sub(r"\n +", "\n", command)
 
 
@@ -106,7 +107,7 @@ def test_three_commands_train_a_model(folder: Path, prepared_folder: Path, task:
         assert "--arch denoising_small" in README
         training = training.replace("mlsm_modern_small", "denoising_small")
         sizes += " --decoder-layers 1 --decoder-attention-heads 2"
-    run_in(folder, f"{training.replace('--save-dir model', f'--save-dir {task}')} {sizes} --max-update 2")
+    run_in(folder, f"{training.replace(f'--save-dir {SAVE_DIR}', f'--save-dir {task}')} {sizes} --max-update 2")
     assert (folder / task / "checkpoint_best.pt").exists()
 
 

@@ -43,7 +43,7 @@ def text(tiny: TinyData, tmp_path: Path) -> Path:
 def test_a_model_that_finds_less_is_told_if_its_loss_fell(models: dict[str, Path], text: Path) -> None:
     quality = HeldOutQuality(settings=SETTINGS)
     figures = quality.measure(models, text, loss_fell=True)
-    assert (figures["sentences"], figures["passages"]) == (40, 60)
+    assert (figures["sentences"], figures["passages"], figures["lines"]) == (40, 60, 80)
     low, high = figures["models"]["after"]["measures"]["nDCG@10"]["difference_from_first"]
     assert low < high < 0
     assert set(figures["models"]["before"]["measures"]) == {"nDCG@10", "bits/token", "bits/word"}
@@ -53,15 +53,23 @@ def test_a_model_that_finds_less_is_told_if_its_loss_fell(models: dict[str, Path
     assert quality.measure(backwards, text, loss_fell=True)["notes"] == []
 
 
-def test_a_short_text_is_left_out_and_probes_are_not(models: dict[str, Path], tmp_path: Path) -> None:
-    (tmp_path / "short.txt").write_text("one line\nanother line\n")
+def test_each_measure_stands_alone(models: dict[str, Path], tmp_path: Path) -> None:
+    """A short text has too few passages, but words to mask; an empty one has neither, and probes need none."""
+    short = tmp_path / "short.txt"
+    short.write_text("one line of a name\nanother line of a value\n")
     labelled = tmp_path / "train.tsv"
     labelled.write_text("".join(f"{label}\tthe name of {label}\n" for label in "ab" * 3))
-    figures = HeldOutQuality([(labelled, labelled)], SETTINGS).measure(models, tmp_path / "short.txt", loss_fell=True)
+    figures = HeldOutQuality([(labelled, labelled)], SETTINGS).measure(models, short, loss_fell=True)
     (note,) = figures["notes"]
-    assert note.startswith("retrieval and masked words are left out: the text has 0 passages")
-    assert set(figures["models"]["after"]["measures"]) == {labelled.resolve().parent.name}
-    figures = HeldOutQuality(settings=SETTINGS).measure(models, tmp_path / "short.txt", loss_fell=True)
+    assert note.startswith("retrieval is left out: the text has 1 passages")
+    probe = labelled.resolve().parent.name
+    assert set(figures["models"]["after"]["measures"]) == {"bits/token", "bits/word", probe}
+    assert (figures["sentences"], figures["passages"], figures["lines"]) == (0, 0, 2)
+    short.write_text("\n")
+    figures = HeldOutQuality([(labelled, labelled)], SETTINGS).measure(models, short, loss_fell=True)
+    assert figures["notes"] == ["retrieval and masked words are left out: the held-out text has no whole line"]
+    assert set(figures["models"]["after"]["measures"]) == {probe}
+    figures = HeldOutQuality(settings=SETTINGS).measure(models, short, loss_fell=True)
     assert figures["models"] == {}
 
 

@@ -29,6 +29,10 @@ def test_masks_are_filled_with_phrases_and_their_sources(
         phrases.of_masks("The name")
     explorer = Explorer(open_text_coder(folders[0], folders[1]), phrases=phrases)
     assert "<mark>" in page.phrases(explorer, "The <mask> of a function")
+    own_mask = explorer.coder.tokenizer.backend.decode([explorer.coder.tokenizer.mask_id], skip_special_tokens=False)
+    assert own_mask != "<mask>"
+    filled = page.phrases(explorer, f"The {own_mask} of a function")
+    assert filled == page.phrases(explorer, "The <mask> of a function")
     assert "Write &lt;mask&gt; in the text" in page.phrases(explorer, "The name")
     pytest.importorskip("gradio")
     labels = [item["props"].get("value") for item in page.make_page(explorer).config["components"]]

@@ -53,19 +53,23 @@ def test_the_comparison_stands_before_the_settings_once(facts: CardFacts, tmp_pa
     second = {"nDCG@10": {"figure": 0.25, "difference_from_first": [-0.3, -0.2]}}
     models = {"before": {"measures": first}, "after": {"measures": second}}
     for notes in ([], ["It got worse."]):
-        add_quality(tmp_path, {"models": models, "sentences": 200, "passages": 300, "notes": notes})
+        add_quality(tmp_path, {"models": models, "sentences": 200, "passages": 300, "lines": 400, "notes": notes})
     text = card.read_text(encoding="utf-8")
     assert text.count("## Before and after") == 1
     assert "| after | 0.250 (-0.300 to -0.200) |" in text
     assert text.index("kl |  | 2.5000") < text.index("It got worse.") < text.index("## Settings\n\n- seed: 1")
     assert text.endswith("\n## License\n\nmine\n")
     assert "each of 200 held-out sentences has to find its passage among 300" in text
-    add_quality(tmp_path, {"models": models, "sentences": 0, "passages": 0, "notes": ["left out"]})
+    add_quality(tmp_path, {"models": models, "sentences": 0, "passages": 0, "lines": 20, "notes": ["left out"]})
+    text = card.read_text(encoding="utf-8")
+    assert "bits/token and bits/word (lower is better): cross entropy of masked words. Others: accuracy of" in text
+    assert "each of 0" not in text
+    add_quality(tmp_path, {"models": models, "sentences": 0, "passages": 0, "lines": 0, "notes": ["left out"]})
     text = card.read_text(encoding="utf-8")
     assert "All figures: accuracy of a linear probe." in text
-    assert "each of 0" not in text
-    add_quality(tmp_path, {"models": {}, "sentences": 0, "passages": 0, "notes": ["left out"]})
+    assert "masked words" not in text
+    add_quality(tmp_path, {"models": {}, "sentences": 0, "passages": 0, "lines": 0, "notes": ["left out"]})
     assert "It got worse." not in card.read_text(encoding="utf-8")
     card.unlink()
-    add_quality(tmp_path, {"models": {}, "sentences": 0, "passages": 0, "notes": []})
+    add_quality(tmp_path, {"models": {}, "sentences": 0, "passages": 0, "lines": 0, "notes": []})
     assert not card.exists()

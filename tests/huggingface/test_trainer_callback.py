@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 from torch.utils.data import ConcatDataset, Subset
-from transformers import DebertaConfig, DebertaForMaskedLM, Trainer, TrainerCallback, TrainingArguments
+from transformers import (
+    DebertaConfig,
+    DebertaForMaskedLM,
+    Trainer,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
 
 from mlsm_plugin.core.masking.span_groups import SpanRules
 from mlsm_plugin.core.text.hf_tokenizer import vocabulary_fingerprint
@@ -25,6 +34,7 @@ from mlsm_plugin.huggingface import (
     TokenContrastiveModel,
     TokenSequences,
 )
+from mlsm_plugin.huggingface import trainer_callback
 from mlsm_plugin.huggingface.trainer_callback import PretrainingCallback, ProgressBars, prepare
 from tests.huggingface.tiny_corpus import CLS, SEP, UNK, make_tokenizer, random_ids, tiny_bert
 
@@ -118,12 +128,34 @@ def test_the_bars_show_updates_and_the_loss(
 ) -> None:
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     trainer = prepare(make_trainer(tmp_path, MaskedLmModel.of(tiny_bert()), max_steps=4))
-    trainer.add_callback(ProgressBars())
+    bars = ProgressBars(tokens_of_update=100)
+    trainer.add_callback(bars)
     trainer.train()
     trainer.evaluate()
     shown = capsys.readouterr().err
-    assert re.search(r"training, loss \d+\.\d+: 100%\|.*4/4 ", shown)
+    assert re.search(r"training, loss \d+\.\d+, [\d,]+ tokens/s: 100%\|.*4/4 ", shown)
     assert "evaluating: " in shown
+    trainer.pop_callback(bars)
+    trainer.add_callback(ProgressBars())
+    trainer.train()
+    assert re.search(r"training, loss \d+\.\d+: 100%\|.*4/4 ", capsys.readouterr().err)
+
+
+def test_the_minutes_of_a_training_are_told_once_some_updates_were_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With a clock that gives 6 seconds to each update, 10 of 40 measured after the first."""
+    monkeypatch.setattr(trainer_callback.time, "monotonic", itertools.count(0.0, 6.0).__next__)
+    bars = ProgressBars(tokens_of_update=600)
+    state = TrainerState(max_steps=40, is_world_process_zero=True)
+    arguments = TrainingArguments(str(tmp_path), report_to=[], use_cpu=True)
+    bars.on_train_begin(arguments, state, TrainerControl())
+    for update in range(1, 41):
+        state.global_step = update
+        bars.on_step_end(arguments, state, TrainerControl())
+    assert capsys.readouterr().out == "about 3 minutes for the other 29 updates\n"
+    assert bars._speed == ", 100 tokens/s"
+    bars.on_train_end(arguments, state, TrainerControl())
 
 
 def test_a_stock_model_has_no_parts(tmp_path: Path) -> None:

@@ -78,5 +78,10 @@ def test_a_dictionary_of_another_model_and_a_checkpoint_are_one_line(
     other = make_model_with_own_tokens("roberta", tiny.text, tmp_path / "roberta")
     with pytest.raises(ValueError, match="learned from another auxiliary"):
         open_text_coder(other, folders[1])
+    model = LatentSemanticModel.from_pretrained(other, num_atoms=40)
+    save_pretrained(tmp_path / "mlsm", model, AutoTokenizer.from_pretrained(other))
+    with pytest.raises(ValueError, match="has a latent head and predicts its properties itself: leave out --dictionary"):
+        open_text_coder(tmp_path / "mlsm", folders[1])
+    assert isinstance(open_text_coder(tmp_path / "mlsm", None), PredictedCodes)
     with pytest.raises(ValueError, match="`mlsm convert` writes one"):
         open_text_coder(tiny.model.parent, folders[1])

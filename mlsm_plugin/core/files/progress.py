@@ -13,9 +13,11 @@ from typing import Any
 from tqdm import tqdm
 
 SECONDS_BETWEEN_LINES = 20.0
+SECONDS_BETWEEN_TIMES = 1.0  # of :func:`elapsed_time` on a terminal
 USUAL_COLUMNS = 80  # of a terminal that does not tell its size
 USUAL_ROWS = 24
 LINE = "{desc}: {n_fmt} {unit}, {elapsed} so far"
+ELAPSED = "{desc}: {elapsed} so far"
 LINE_WITH_TOTAL = "{desc}: {percentage:.0f}%, {n_fmt}/{total_fmt} {unit}, {elapsed} so far, {remaining} left"
 
 
@@ -37,7 +39,7 @@ class Progress(tqdm):
             return
         _shown.add(self)
         if lines:
-            self.bar_format = LINE_WITH_TOTAL if self.total else LINE
+            self.bar_format = self.bar_format or (LINE_WITH_TOTAL if self.total else LINE)
             threading.Thread(target=_write_lines, args=(weakref.ref(self), self._over), daemon=True).start()
 
     def close(self) -> None:
@@ -74,6 +76,20 @@ def still_running(what: str) -> Iterator[None]:
 
 
 @contextmanager
+def elapsed_time(what: str) -> Iterator[None]:
+    """Show for how long a block of code runs that tells no progress, but lets other threads run."""
+    over = threading.Event()
+    with Progress(desc=what, leave=False, bar_format=ELAPSED) as bar:
+        clock = threading.Thread(target=_refresh, args=(bar, over), daemon=True)
+        clock.start()
+        try:
+            yield
+        finally:
+            over.set()
+            clock.join()
+
+
+@contextmanager
 def shown_by_another_process() -> Iterator[None]:
     """Write no line of :func:`still_running` while a block of code waits for a process that shows its progress."""
     process = _OtherProcess()
@@ -96,6 +112,11 @@ def _write_lines(bar: weakref.ref[Progress], over: threading.Event) -> None:
     while not over.wait(SECONDS_BETWEEN_LINES) and (current := bar()) is not None:
         print(current, file=sys.stderr, flush=True)
         del current
+
+
+def _refresh(bar: Progress, over: threading.Event) -> None:
+    while not over.wait(SECONDS_BETWEEN_TIMES):
+        bar.refresh()
 
 
 def _write_that_it_runs(what: str, over: threading.Event, start: float) -> None:

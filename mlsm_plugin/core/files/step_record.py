@@ -15,6 +15,7 @@ from mlsm_plugin.core.files.planned_folder import differences
 from mlsm_plugin.core.files.process_rank import SINGLE_PROCESS, ProcessRank
 from mlsm_plugin.core.files.progress import still_running
 
+EVALUATED = "evaluated"  # key of a plan
 STEPS = values(
     fields(
         {"signature": fields()}, {"seconds": number, "outputs": values(fields({"sha256": text})), "figures": fields()}
@@ -34,6 +35,8 @@ class Step:
     checked: Sequence[Path] | None = None  # outputs that must not change; None: all
     by_all: bool = False  # whether all processes run it together, such as a training; else only the first does
     editable: Sequence[Path] = ()  # checked files that may change later, such as a model card
+    evaluated: Sequence[Path] = ()  # files whose contents decide only what is evaluated, not what later steps get
+    of_evaluation: Sequence[Path] = ()  # the outputs that depend on ``evaluated``; no later step may depend on them
 
 
 @dataclass
@@ -43,7 +46,8 @@ class StepRecord:
     The plan of a step is its settings, the contents of its inputs, and all earlier steps. A step is current if its last
     run had the same plan and was complete, and its outputs have not changed since. An interrupted step with the same
     plan runs again, and resumes if it can. If the plan or the outputs have changed, the outputs are renamed, and the
-    step starts from the beginning.
+    step starts from the beginning. If only the files to evaluate on have changed, just the outputs of the evaluation are
+    renamed, the step resumes with the others, and later steps stay as they are.
 
     Only the first of several processes writes the record. In the context ``first``, the others wait for it.
     """
@@ -72,7 +76,7 @@ class StepRecord:
         before = ""
         for step in steps:
             known = recorded.get(step.name, {})
-            if not all(path.exists() for path in step.inputs):  # an earlier step made it
+            if not all(path.exists() for path in [*step.inputs, *step.evaluated]):  # an earlier step made it
                 return False
             plan = self._plan(step, before)
             if not known.get("done") or differences(known["signature"], plan):
@@ -130,6 +134,8 @@ class StepRecord:
     def _plan(self, step: Step, before: str) -> JsonObject:
         inputs = [sha256_of_files(path) for path in step.inputs]
         plan: JsonObject = json.loads(json.dumps({"settings": step.settings, "inputs": inputs, "after": before}))
+        if step.evaluated:
+            plan[EVALUATED] = [sha256_of_files(path) for path in step.evaluated]
         return plan
 
     def _begin(self, step: Step) -> bool:
@@ -138,21 +144,26 @@ class StepRecord:
         known = steps.get(step.name, {})
         plan = self._plan(step, self._before)
         same = "signature" in known and not differences(known["signature"], plan)
-        complete = same and bool(known.get("done")) and _is_whole(step)
-        changed = self._changed_output(step, known) if complete else None
+        evaluates_anew = "signature" in known and not same and _differ_in_evaluation(known["signature"], plan)
+        is_whole = bool(known.get("done")) and _is_whole(step)
+        complete = same and is_whole
+        changed = self._changed_output(step, known) if is_whole and (same or evaluates_anew) else None
         if changed:
             print(f"{changed} is not what the step {step.name} made; the step runs again", flush=True)
             same = False
+            evaluates_anew = False
             complete = False
         self._before = _hash_of(step, plan)
         if complete:
             self.rows.append(self._row(step, "current", self.seconds_of(step.name)))
         elif self.process.rank == 0:
             if not same:
-                for output in step.outputs:
+                for output in step.of_evaluation if evaluates_anew else step.outputs:
                     _set_aside(output)
-            # invalidate later steps, since they used the old result of this step
-            steps = {name: steps[name] for name, *_ in self.rows}
+            was_interrupted = same and not known.get("done")  # when it began, it invalidated what it had to
+            if not evaluates_anew and not was_interrupted:
+                # invalidate later steps, since they used the old result of this step
+                steps = {name: steps[name] for name, *_ in self.rows}
             steps[step.name] = {"signature": plan, "done": False}
             write_json(self.path, steps)
         return complete
@@ -202,8 +213,17 @@ class StepRecord:
 
 
 def _hash_of(step: Step, plan: JsonObject) -> str:
-    """The hash of this step and all earlier steps, which the next step records."""
-    return hashlib.sha256(json.dumps([step.name, plan]).encode()).hexdigest()
+    """The hash of this step and all earlier steps, without what they evaluate on, which the next step records."""
+    return hashlib.sha256(json.dumps([step.name, _without_evaluation(plan)]).encode()).hexdigest()
+
+
+def _without_evaluation(plan: JsonObject) -> JsonObject:
+    return {name: value for name, value in plan.items() if name != EVALUATED}
+
+
+def _differ_in_evaluation(recorded: JsonObject, plan: JsonObject) -> bool:
+    """Whether two plans differ in nothing but the files to evaluate on."""
+    return not differences(_without_evaluation(recorded), _without_evaluation(plan))
 
 
 def _checked(step: Step) -> Sequence[Path]:

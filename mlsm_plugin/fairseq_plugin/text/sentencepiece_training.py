@@ -7,6 +7,7 @@ import re
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import accumulate, islice
 from pathlib import Path
@@ -16,6 +17,7 @@ import sentencepiece as spm
 from mlsm_plugin.core.files.atomic_files import PathLike, atomic_directory
 from mlsm_plugin.core.files.json_checks import JsonObject
 from mlsm_plugin.core.files.model_files import DICTIONARY_NAME, MODEL_NAME
+from mlsm_plugin.core.files.progress import elapsed_time
 from mlsm_plugin.core.files.settings import check, identity, option
 from mlsm_plugin.core.masking.word_boundaries import SENTENCEPIECE_BEGIN
 from mlsm_plugin.core.text.text_files import MAX_LINE_BYTES, check_text, check_text_files, progress_bar, read_lines
@@ -59,8 +61,8 @@ SEED = 1
 logger = logging.getLogger(__name__)
 THREADS = 8  # the same for any number of cores: the sums of EM, and thus the model, depend on it
 
-# SentencePiece skips a training sentence that contains NUL or U+2585 (its placeholder). Its normalization keeps U+0085,
-# at which fairseq would split a piece.
+# Characters that never get a piece. SentencePiece skips a training sentence that contains NUL or U+2585 (its
+# placeholder). Its normalization keeps U+0085, at which fairseq would split a piece.
 NOT_IN_PIECES = re.compile("[\\s\0\u2585]+")
 # all characters that normalize to "<"
 LESS_THAN = re.compile("[<\ufe64\uff1c]")
@@ -135,15 +137,22 @@ class TokenizerFigures:
 class TrainingText:
     """Yields cleaned sentences to SentencePiece, and keeps a reservoir sample of them, and any error.
 
-    SentencePiece replaces an exception in its iterator by a ``RuntimeError``; the original is kept here.
+    SentencePiece replaces an exception in its iterator by a ``RuntimeError``; the original is kept here. ``report`` is
+    as in :func:`.read_lines`; ``when_read`` is called after the last sentence, when SentencePiece begins to learn.
     """
 
-    def __init__(self, paths: Sequence[PathLike], report: Callable[[int], object] | None = None) -> None:
+    def __init__(
+        self,
+        paths: Sequence[PathLike],
+        report: Callable[[int], object] | None = None,
+        when_read: Callable[[], object] | None = None,
+    ) -> None:
         self.sentences = 0
         self.sample: list[str] = []
         self.error: Exception | None = None
         self._paths = paths
         self._report = report
+        self._when_read = when_read
         self._random = random.Random(SEED)
 
     def __iter__(self) -> Iterator[str]:
@@ -158,6 +167,8 @@ class TrainingText:
                     elif (place := self._random.randrange(self.sentences)) < COUNTED_SENTENCES:
                         self.sample[place] = sentence
                     yield sentence
+            if self._when_read is not None:
+                self._when_read()
         except (ValueError, OSError) as error:
             self.error = error
             raise
@@ -174,16 +185,17 @@ def clean_sentence(line: str) -> str:
 def count_characters(
     paths: Sequence[PathLike], normalization: str, report: Callable[[int], object] | None = None
 ) -> Counter[str]:
-    """How often each character that is no whitespace occurs in the sentences, normalized by these rules.
+    """How often each character occurs in the text, normalized by these rules, without the spaces between words.
 
-    ``report``, and what raises ValueError or OSError, are as in :func:`.read_lines`.
+    Whitespace that normalization keeps, such as U+0085, is counted. ``report``, and what raises ValueError or OSError,
+    are as in :func:`.read_lines`.
     """
     normalizer = spm.SentencePieceNormalizer(rule_name=normalization, add_dummy_prefix=False)
-    sentences = (clean_sentence(line) for path in paths for line in read_lines(path, report))
+    sentences = (LESS_THAN.sub("< ", line) for path in paths for line in read_lines(path, report))
     counts: Counter[str] = Counter()
     while batch := list(islice(sentences, LINES_AT_ONCE)):
         counts.update("".join(normalizer.normalize(batch)))
-    return Counter({c: count for c, count in counts.items() if c != SENTENCEPIECE_BEGIN and not c.isspace()})
+    return Counter({c: count for c, count in counts.items() if c not in (SENTENCEPIECE_BEGIN, " ")})
 
 
 def characters_with_a_piece(counts: Mapping[str, int], vocab_size: int) -> list[str]:
@@ -207,7 +219,7 @@ def train_tokenizer(
 
     The text is read twice, streamed and sampled: memory depends on ``max_sentences`` only. The same input and settings
     give the same files. The model itself normalizes text with NFKC, and with ``lowercase`` also folds case. The inputs
-    are UTF-8, plain or compressed, with one sentence per line; after a failure the folder is unchanged. A warning lists
+    are UTF-8, plain or compressed, with one sentence per line; after a failure the folder is unchanged. Warnings list
     the characters of the text that get no piece.
 
     Raises:
@@ -217,20 +229,33 @@ def train_tokenizer(
     if Path(output).exists() and not Path(output).is_dir():
         raise ValueError(f"{output} exists and is not a folder; choose another name")
     total = check_text_files(inputs)
-    with progress_bar("tokenizer", 2 * total) as bar:
-        characters = count_characters(inputs, settings.normalization, bar.update)
+    with ExitStack() as shown:
+        bar = shown.enter_context(progress_bar("reading text", 2 * total))
+
+        def show_learning() -> None:
+            bar.close()
+            shown.enter_context(elapsed_time("learning pieces"))
+
+        all_characters = count_characters(inputs, settings.normalization, bar.update)
         for symbol in settings.user_symbols:  # a piece already
-            characters.pop(symbol, None)
-        text = TrainingText(inputs, bar.update)
+            all_characters.pop(symbol, None)
+        characters = Counter({c: count for c, count in all_characters.items() if not NOT_IN_PIECES.match(c)})
+        text = TrainingText(inputs, bar.update, show_learning)
         model = _train(text, characters, settings, verbose=verbose)
     processor = spm.SentencePieceProcessor()
     processor.load_from_serialized_proto(model)
-    unknown = {c: count for c, count in characters.items() if processor.piece_to_id(c) == processor.unk_id()}
+    missing = {c: count for c, count in all_characters.items() if processor.piece_to_id(c) == processor.unk_id()}
+    unknown = {c: count for c, count in missing.items() if not c.isspace()}
     if unknown:
-        share = sum(unknown.values()) / characters.total()
+        share = sum(unknown.values()) / all_characters.total()
         logger.warning(
             f"{len(unknown):,} different characters, {share:.3%} of the text, get no piece and become <unk>: "
             + name_characters(unknown)
+        )
+    spaces = {c: count for c, count in missing.items() if c.isspace()}
+    if spaces:
+        logger.warning(
+            f"white space that gets no piece is left out, and does not separate words: {name_characters(spaces)}"
         )
     counts = Counter(piece for sentence in text.sample for piece in processor.encode(sentence, out_type=int))
     dictionary = dictionary_text(processor, {processor.id_to_piece(piece): count for piece, count in counts.items()})

@@ -15,7 +15,7 @@ from io import StringIO
 import pytest
 
 from mlsm_plugin.core.files import progress
-from mlsm_plugin.core.files.progress import Progress, shown_by_another_process, still_running
+from mlsm_plugin.core.files.progress import Progress, elapsed_time, shown_by_another_process, still_running
 
 INTERVAL = 0.05
 
@@ -121,3 +121,15 @@ def test_work_without_a_bar_is_still_told(log: Log) -> None:
     before = log.getvalue()
     time.sleep(4 * INTERVAL)
     assert log.getvalue() == before
+
+
+def test_work_that_tells_no_progress_shows_its_time(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    with elapsed_time("learning"):
+        wait_for(lambda: log.getvalue().count("\n") >= 2)
+    assert set(log.getvalue().splitlines()) == {"learning: 00:00 so far"}
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setattr(progress, "SECONDS_BETWEEN_TIMES", 0.01)
+    with elapsed_time("learning"):
+        wait_for(lambda: terminal.getvalue().count("learning: 00:00 so far") > 2)
+    assert "it/s" not in terminal.getvalue()

@@ -356,3 +356,64 @@ def test_a_step_that_comes_after_a_complete_chain_runs_alone(chain):
     assert [row[:2] for row in record.rows] == [("first", "current"), ("second", "current"), ("third", "done")]
     assert StepRecord(chain.folder / "steps.json").is_complete([*steps, last])
     assert not chain.middle.exists()
+
+
+class EvaluatedChain(Chain):
+    """The steps of ``Chain``, of which the second also copies a file that only decides what is evaluated."""
+
+    def __init__(self, folder):
+        super().__init__(folder)
+        self.evaluated, self.figures = folder / "evaluated", folder / "figures"
+        self.evaluated.write_text("eins")
+
+    def steps(self):
+        first, second = super().steps()
+        second = replace(
+            second, outputs=[self.result, self.figures], evaluated=[self.evaluated], of_evaluation=[self.figures]
+        )
+        third = Step("third", lambda: self.act("third"), {}, [], [self.folder / "third"])
+        return [first, second, third]
+
+    def act(self, name):
+        if name != "third":
+            super().act(name)
+        else:
+            self.ran.append((name, False))
+            (self.folder / "third").touch()
+        if name == "second":
+            self.figures.write_text(self.evaluated.read_text())
+
+
+def test_other_files_to_evaluate_on_repeat_the_evaluation_and_nothing_else(tmp_path):
+    chain = EvaluatedChain(tmp_path)
+    assert chain.run() == (["first", "second", "third"], 0)
+    chain.evaluated.write_text("zwei")
+    assert not StepRecord(tmp_path / "steps.json").is_complete(chain.steps())
+    assert chain.run() == (["second"], 0)
+    assert chain.ran == [("second", True)]  # continues with what does not depend on the evaluation
+    assert (chain.figures.read_text(), (tmp_path / "figures.old").read_text()) == ("zwei", "eins")
+    assert not (tmp_path / "result.old").exists()
+    assert chain.run() == ([], 0)
+    chain.input.write_text("two")  # decides everything
+    assert chain.run() == (["first", "second", "third"], 0)
+    assert (tmp_path / "result.old").exists()
+
+
+def test_a_killed_evaluation_goes_on_and_an_output_that_changed_repeats_all(tmp_path):
+    chain = EvaluatedChain(tmp_path)
+    chain.run()
+    chain.evaluated.write_text("zwei")
+    chain.failing = "second"
+    assert chain.run() == (["second"], 1)
+    chain.failing = None
+    assert chain.run() == (["second"], 0)
+    assert chain.figures.read_text() == "zwei"
+    chain.evaluated.write_text("drei")
+    (chain.result / "file").write_text("damaged")
+    assert chain.run() == (["second", "third"], 0)
+    assert ((chain.result / "file").read_text(), chain.figures.read_text()) == ("one", "drei")
+
+
+def test_a_step_without_files_to_evaluate_on_is_recorded_as_before(chain):
+    chain.run()
+    assert all(set(entry["signature"]) == {"settings", "inputs", "after"} for entry in read_json(chain.record.path).values())

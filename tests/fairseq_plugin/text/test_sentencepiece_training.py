@@ -16,6 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlsm_plugin.cli.main import main
+from mlsm_plugin.core.files import progress
+from mlsm_plugin.core.text.unknown_tokens import UnknownTokens
 from mlsm_plugin.fairseq_plugin.text import sentencepiece_training
 from mlsm_plugin.fairseq_plugin.text.sentencepiece_training import TokenizerSettings, train_tokenizer
 from mlsm_plugin.fairseq_plugin.text.text_tokenizer import SentencePieceTokenizer
@@ -194,6 +196,23 @@ def test_letters_digits_and_punctuation_are_never_unknown(tmp_path, caplog, kind
     assert warning.endswith(f", and {len(unknown) - 10} more") == (len(unknown) > 10)
 
 
+def test_characters_that_never_get_a_piece_are_listed(tmp_path, caplog):
+    """U+2585 is a placeholder of SentencePiece; at U+0085, an ellipsis in the wrong encoding, fairseq splits."""
+    path = tmp_path / "text.txt"
+    path.write_text("a bar \u2585\u2585 and the next\x85line\tof a text\n" * 50, encoding="utf-8", newline="\n")
+    figures = train_tokenizer([path], tmp_path / "tok", TokenizerSettings(20))
+    assert figures.unknown_characters == {"\u2585": 100}
+    unknown, spaces = caplog.messages
+    assert re.match(r"1 different characters, \d\.\d+% of the text, get no piece and become <unk>: '▅' U.2585 \(100 t", unknown)
+    assert spaces.startswith("white space that gets no piece is left out, and does not separate words: ")
+    assert spaces.endswith("'\\x85' U+0085 (50 times)")
+    tokenizer = SentencePieceTokenizer(tmp_path / "tok")
+    counted = UnknownTokens()
+    ids = tokenizer.pieces_of("next\x85line\tof \u2585", counted)
+    assert ids.count(tokenizer.processor.unk_id()) == 1
+    assert tokenizer.processor.decode([number for number in ids if number]).strip() == "nextline of"
+
+
 def test_a_script_of_many_characters_keeps_the_frequent_ones_and_all_of_ascii(tmp_path, caplog):
     """600 ideographs in 400 pieces: a quarter of the pieces, and 99.95 % of the text, are for the frequent ones."""
     frequent, rare = IDEOGRAPHS[:40], IDEOGRAPHS[40:]
@@ -330,6 +349,17 @@ def test_a_failed_run_leaves_an_earlier_tokenizer_alone(corpus, tmp_path, capsys
     capsys.readouterr()
     assert (tmp_path / "tok" / "dict.txt").read_bytes() == before
     assert [path.name for path in tmp_path.iterdir()] == ["tok"]
+
+
+def test_the_learning_of_pieces_has_its_own_line(corpus, tmp_path, monkeypatch, capsys):
+    """The bar of the text is full when SentencePiece begins to learn, which takes most of the time."""
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    monkeypatch.setattr(progress, "SECONDS_BETWEEN_TIMES", 0.001)
+    train_tokenizer(corpus.valid, tmp_path / "tok", TokenizerSettings(200))
+    shown = [part for part in re.split(r"[\r\n]+", capsys.readouterr().err) if part.strip()]
+    begin = next(number for number, part in enumerate(shown) if part.startswith("learning pieces: 00:0"))
+    assert all(part.startswith("reading text: ") for part in shown[:begin])
+    assert sum(part.startswith("learning pieces: 00:0") and part.endswith(" so far") for part in shown) > 2
 
 
 def test_sentencepiece_is_silent_unless_verbose(corpus, tmp_path, capfd):
