@@ -196,12 +196,17 @@ def _import_dictionary(args: argparse.Namespace) -> None:
 
 def _export_sae(args: argparse.Namespace) -> None:
     from mlsm_plugin.core.coding.coder_conversion import export_sae
+    from mlsm_plugin.core.sparse_coding.formats import saelens
 
     coder = export_sae(args.sources[0], args.output, overwrite=args.overwrite)
     if coder is None:
         print(f"nothing to do, {args.output} is complete")
     else:
         print(f"{args.output}: {coder.num_atoms:,} latents for SAELens (sae_lens.SAE.load_from_disk)")
+        facts = saelens.facts_of(coder)
+        missing = [name for name in saelens.ORIGIN if name not in facts]
+        if missing:
+            print(f"{saelens.CONFIG_FILE} has no {' and no '.join(missing)}, which {args.sources[0]} does not record")
 
 
 def _export_codes(args: argparse.Namespace) -> None:
