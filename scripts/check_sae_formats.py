@@ -30,6 +30,7 @@ from mlsm_plugin.core.sparse_coding.sae_coder import SaeCoder
 from mlsm_plugin.core.sparse_coding.sparse_autoencoder import SaeConfig, SaeWeights, SparseAutoencoder, tensors_of
 
 ROWS = 256
+ORIGIN = {"layer": 5, "auxiliary": "hf:organization/encoder", "text": "data-bin/train"}  # of exported SAEs
 # (latents, reconstructions) of hidden states
 Reference = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 # name, and a function that saves an SAE to a folder and returns the reference
@@ -278,7 +279,7 @@ def export_cases(dim: int, latents: int) -> Iterator[tuple[str, SaeCoder]]:
             for name in tensors_of(config)
         }
         words = [activation, norm, *(["b_dec subtracted"] * subtract), *(["rescaled"] * rescale)]
-        yield f"to SAELens: {', '.join(words)}", SaeCoder(SparseAutoencoder(config, SaeWeights(**tensors)))
+        yield f"to SAELens: {', '.join(words)}", SaeCoder(SparseAutoencoder(config, SaeWeights(**tensors)), ORIGIN)
 
 
 def check_export(coder: SaeCoder, root: Path, hidden: torch.Tensor) -> tuple[float, float]:
@@ -286,7 +287,12 @@ def check_export(coder: SaeCoder, root: Path, hidden: torch.Tensor) -> tuple[flo
 
     coder.save(root / "own")
     _run("convert", root / "own", root / "exported")
-    return differences(coder, encode_and_decode(SAE.load_from_disk(root / "exported")), hidden)
+    sae = SAE.load_from_disk(root / "exported")
+    metadata = sae.cfg.metadata
+    origin = (metadata.model_name, metadata.hook_name, metadata.dataset_path)
+    if origin != ("organization/encoder", "hidden_states.5", "data-bin/train"):
+        raise RuntimeError(f"SAELens reads another origin: {origin}")
+    return differences(coder, encode_and_decode(sae), hidden)
 
 
 # ---- comparison ----

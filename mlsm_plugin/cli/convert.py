@@ -29,8 +29,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "ModernBertForMaskedLM or DebertaV2ForMaskedLM). One of these, or a BERT, XLM-R or CamemBERT, becomes a "
         "checkpoint that training can start from. Several checkpoints, or --last, give one with the mean of their "
         "weights. An SAE of this package becomes a SAELens folder. Codes of token sequences become the cache of "
-        "activations that Delphi names latents from. A folder of SAELens, sparsify or dictionary_learning, or an .npy "
-        "file of atoms, becomes a dictionary of this package."
+        "activations that Delphi names latents from, or the folder that Neuronpedia imports. A folder of SAELens, "
+        "sparsify or dictionary_learning, or an .npy file of atoms, becomes a dictionary of this package."
     )
     parser.add_argument("sources", nargs="+", metavar="SOURCE", help="folder or file; a hub name begins with hf:")
     parser.add_argument("output", metavar="OUTPUT", help="folder (of checkpoints: file) to write")
@@ -44,6 +44,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_settings(dictionaries, CoderImport)
     text = "token sequences that were coded (of `mlsm adapt`: tokens), for codes, which also need --auxiliary hf:MODEL"
     dictionaries.add_argument("--sequences", metavar="DIR", help=text)
+    text = "write codes for Neuronpedia instead of Delphi, as a set of sources with this name, such as res-mlsm"
+    dictionaries.add_argument("--neuronpedia", metavar="SET", help=text)
     parser.add_argument("--overwrite", action="store_true", help="replace existing output")
 
 
@@ -194,21 +196,42 @@ def _import_dictionary(args: argparse.Namespace) -> None:
 
 def _export_sae(args: argparse.Namespace) -> None:
     from mlsm_plugin.core.coding.coder_conversion import export_sae
+    from mlsm_plugin.core.sparse_coding.formats import saelens
 
     coder = export_sae(args.sources[0], args.output, overwrite=args.overwrite)
     if coder is None:
         print(f"nothing to do, {args.output} is complete")
     else:
         print(f"{args.output}: {coder.num_atoms:,} latents for SAELens (sae_lens.SAE.load_from_disk)")
+        facts = saelens.facts_of(coder)
+        missing = [name for name in saelens.ORIGIN if name not in facts]
+        if missing:
+            print(f"{saelens.CONFIG_FILE} has no {' and no '.join(missing)}, which {args.sources[0]} does not record")
 
 
 def _export_codes(args: argparse.Namespace) -> None:
-    from mlsm_plugin.huggingface.delphi_cache import write_delphi_cache
-
     if args.sequences is None or args.auxiliary is None:
         raise ValueError(f"{args.sources[0]} is {CODES}: --sequences and --auxiliary are required, its text and model")
+    if args.neuronpedia is None:
+        _write_for_delphi(args)
+    else:
+        _write_for_neuronpedia(args)
+
+
+def _write_for_delphi(args: argparse.Namespace) -> None:
+    from mlsm_plugin.huggingface.delphi_cache import write_delphi_cache
+
     cache = write_delphi_cache(args.sources[0], args.sequences, args.auxiliary, args.output, overwrite=args.overwrite)
     print(f"{cache.folder}: {cache.nonzeros:,} activations on {cache.tokens:,} tokens, for Delphi")
+
+
+def _write_for_neuronpedia(args: argparse.Namespace) -> None:
+    from mlsm_plugin.huggingface.neuronpedia_export import write_neuronpedia_export
+
+    export = write_neuronpedia_export(
+        args.sources[0], args.sequences, args.auxiliary, args.output, args.neuronpedia, overwrite=args.overwrite
+    )
+    print(f"{export.folder}: {export.features:,} features with {export.examples:,} examples, for Neuronpedia")
 
 
 # kind of source -> the function that converts it, and the options of this function
@@ -217,7 +240,7 @@ CONVERSIONS = {
     "a model of Hugging Face": (_import_model, ("text", "lines", "npm")),
     "several checkpoints": (_average, ("last", "overwrite")),
     "a dictionary of this package": (_export_sae, ("overwrite",)),
-    CODES: (_export_codes, ("sequences", "auxiliary", "overwrite")),
+    CODES: (_export_codes, ("sequences", "auxiliary", "neuronpedia", "overwrite")),
     "a dictionary of another program": (
         _import_dictionary,
         ("layer", "auxiliary", "lambda_", "normalize", "transpose", "overwrite"),

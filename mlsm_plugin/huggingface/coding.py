@@ -57,7 +57,7 @@ def encode_sequences(
             ``settings``.
         process: rank of this process, which decides which shards it writes.
     """
-    name = HF_PREFIX + os.fspath(model).removeprefix(HF_PREFIX)  # of the source of hidden states
+    name = _source_name(model)
     fingerprint = fitting_fingerprint(name, coder, settings.layer)
     sequences = TokenSequences.of(input_ids)
     blocks, open_encoder = _blocks_and_encoder(sequences, model, tokenizer, settings, encoder)
@@ -74,6 +74,11 @@ def encode_sequences(
         process=process,
         auxiliary_name=name,
     )
+
+
+def _source_name(model: PathLike) -> str:
+    """The name of a model as a source of hidden states."""
+    return HF_PREFIX + os.fspath(model).removeprefix(HF_PREFIX)
 
 
 def _blocks_and_encoder(
@@ -121,6 +126,8 @@ def learn_from_sequences(
         split=sequences.fingerprint,
         blocks=None,
         overwrite=overwrite,
+        auxiliary_name=_source_name(model),
+        text_name=sequences.path,
     )
     return load_coder(output)
 

@@ -15,12 +15,9 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from mlsm_plugin.core.files.atomic_files import PathLike, atomic_directory, write_json
-from mlsm_plugin.core.files.hf_files import HF_PREFIX
 from mlsm_plugin.core.files.progress import Progress
-from mlsm_plugin.core.hidden_states.hf_encoder import HuggingFaceEncoder
 from mlsm_plugin.core.sparse_coding.code_store import CodeStore
-from mlsm_plugin.core.text.hf_tokenizer import HuggingFaceTokenizer
-from mlsm_plugin.huggingface.pretraining_sequences import SequenceCodes
+from mlsm_plugin.huggingface.coded_text import open_coded_text
 from mlsm_plugin.huggingface.token_sequences import TokenSequences
 
 CONTEXT = 256  # tokens of a row, as in Delphi
@@ -47,20 +44,16 @@ def write_delphi_cache(
     The sequences are concatenated and cut into rows of 256 tokens; the rest at the end is left out.
 
     Args:
-        codes: folder of the store.
-        sequences: the coded sequences, as for :class:`TokenSequences`. After ``mlsm adapt``, pass the folder
-            ``tokens``; ``train.codes`` belong to its first sequences.
-        model: folder or hub name of the model that was coded; Delphi opens its tokenizer.
+        codes, sequences, model: as for :func:`open_coded_text`; Delphi opens the tokenizer of the model.
         output: folder for the layer.
         overwrite: replace an existing cache.
 
     Raises:
         ValueError: the codes belong to other sequences or another model, the text is too short, or a cache exists.
     """
-    store, text = _opened(Path(codes), TokenSequences(sequences))
-    name = str(model).removeprefix(HF_PREFIX)
-    tokenizer = HuggingFaceTokenizer(name)
-    _check_model(store, text, name, tokenizer)
+    coded_text = open_coded_text(codes, sequences, model)
+    store = coded_text.codes
+    text = coded_text.text
     rows = text.num_tokens // CONTEXT
     if not rows:
         raise ValueError(f"the text has {text.num_tokens} tokens, and a row of Delphi's cache has {CONTEXT}")
@@ -68,7 +61,7 @@ def write_delphi_cache(
     if folder.exists() and any(folder.iterdir()) and not overwrite:
         raise ValueError(f"{folder} exists already; name another output, or pass --overwrite to replace it")
     tokens = np.concatenate(list(_ids(text)))[: rows * CONTEXT].reshape(rows, CONTEXT).astype(np.int32)
-    config = _config(name, Path(sequences), tokens.size)
+    config = _config(coded_text.model, Path(sequences), tokens.size)
     nonzeros = 0
     with atomic_directory(folder) as temporary:
         for first, last in _ranges(store, tokens.size):
@@ -86,25 +79,6 @@ def _remove_latents(folder: Path) -> None:
     for path in folder.glob("*.safetensors"):
         if FILE_OF_LATENTS.fullmatch(path.name):
             path.unlink()
-
-
-def _opened(codes: Path, text: TokenSequences) -> tuple[SequenceCodes, TokenSequences]:
-    """The codes with their sequences, which may be only the first sequences of the text."""
-    coded_tokens = len(CodeStore(codes))
-    number = int(np.searchsorted(text.starts, coded_tokens))
-    if 0 < number < len(text) and text.starts[number] == coded_tokens:
-        text = text.part(0, number)
-    return SequenceCodes(codes, text), text
-
-
-def _check_model(store: CodeStore, text: TokenSequences, name: str, tokenizer: HuggingFaceTokenizer) -> None:
-    fingerprint = HuggingFaceEncoder.fingerprint_of(name)
-    coded = store.meta["fingerprints"].get("auxiliary")
-    if coded not in (None, fingerprint):
-        raise ValueError(f"the codes are of another model (SHA-256 {coded[:12]}) than {name} ({fingerprint[:12]})")
-    text.check_made_with(
-        tokenizer.vocabulary_fingerprint, "the sequences", name, remedy="pass the model whose tokenizer made them"
-    )
 
 
 def _ids(text: TokenSequences) -> Iterator[np.ndarray]:

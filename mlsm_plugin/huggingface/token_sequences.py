@@ -64,12 +64,15 @@ class TokenSequences:
     Attributes:
         starts: ``(n + 1,)`` int64, the position of the first token of each sequence, then the number of all tokens.
         about: the record that was passed to :meth:`write`; empty for other kinds of ``input_ids``.
+        path: the path that was passed as ``input_ids``; None for other kinds.
         attended: the column ``attention_mask`` of a dataset, which is checked; None: no such column.
     """
 
     def __init__(self, input_ids: InputIds) -> None:
         self.about: dict[str, Any] = {}
+        self.path: str | None = None
         if isinstance(input_ids, (str, os.PathLike)):
+            self.path = os.path.abspath(input_ids)
             input_ids, self.about = _opened(Path(input_ids))
         self._ids = _ids_of(input_ids)
         self.attended = _column(input_ids, ATTENTION_MASK)
@@ -120,6 +123,7 @@ class TokenSequences:
         """A new corpus of the sequences from ``first`` up to, not including, ``last``; ValueError if it is empty."""
         part = TokenSequences(self._ids[first:last])
         part.about = self.about
+        part.path = self.path
         part.attended = None if self.attended is None else self.attended[first:last]
         return part
 

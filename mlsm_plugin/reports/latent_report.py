@@ -15,6 +15,7 @@ from scipy.sparse import csr_matrix, vstack
 
 from mlsm_plugin.core.files.atomic_files import PathLike, atomic_open
 from mlsm_plugin.core.masking.word_boundaries import BYTE_LEVEL_BEGIN, SENTENCEPIECE_BEGIN, WORDPIECE_GOES_ON
+from mlsm_plugin.core.sparse_coding.grouped_ranks import ranks_in_groups, scattered
 from mlsm_plugin.core.sparse_coding.telling_tokens import telling_tokens
 from mlsm_plugin.core.text.text_files import LONE_SURROGATE
 
@@ -147,7 +148,7 @@ def summarize_atoms(
         for atom in range(num_atoms)
     ]
     pairs = masses.tocoo()
-    shown = np.flatnonzero(_places((pairs.row,), (-pairs.data, pairs.col)) < top_tokens)
+    shown = np.flatnonzero(ranks_in_groups((pairs.row,), (-pairs.data, pairs.col)) < top_tokens)
     for pair in shown[np.lexsort((pairs.col[shown], -pairs.data[shown]))].tolist():
         atom = pairs.row[pair]
         summaries[atom].top_tokens.append((symbols[pairs.col[pair]], float(pairs.data[pair] / totals[atom])))
@@ -219,9 +220,8 @@ def _bins(weights: np.ndarray) -> np.ndarray:
 def _keep_drawn(kept: _Occurrences, entries: _Occurrences) -> _Occurrences:
     """Draw an occurrence for each atom and bin of weights, all with the same chance."""
     candidates = kept.joined(entries)
-    hashes = (candidates.order.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
-    hashes ^= hashes >> np.uint64(29)
-    return candidates[_places((candidates.atoms, _bins(candidates.weights)), (hashes, candidates.order)) == 0]
+    hashes = scattered(candidates.order)
+    return candidates[ranks_in_groups((candidates.atoms, _bins(candidates.weights)), (hashes, candidates.order)) == 0]
 
 
 def _rows_at_quantiles(drawn: _Occurrences, histograms: np.ndarray) -> np.ndarray:
@@ -312,13 +312,15 @@ def _keep_best(kept: _Occurrences, entries: _Occurrences, num_atoms: int, contex
     candidates = kept.joined(entries[np.flatnonzero(entries.weights > bar[entries.atoms])])
     # keep each text once; the best occurrence of each type comes first
     candidates = candidates[
-        _places(
+        ranks_in_groups(
             (candidates.atoms, _window_hashes(candidates.windows[:, 1:-1])), (-candidates.weights, candidates.order)
         )
         == 0
     ]
-    repeats_type = _places((candidates.atoms, candidates.types), (-candidates.weights, candidates.order)) > 0
-    return candidates[_places((candidates.atoms,), (repeats_type, -candidates.weights, candidates.order)) < contexts]
+    repeats_type = ranks_in_groups((candidates.atoms, candidates.types), (-candidates.weights, candidates.order)) > 0
+    return candidates[
+        ranks_in_groups((candidates.atoms,), (repeats_type, -candidates.weights, candidates.order)) < contexts
+    ]
 
 
 def _window_hashes(windows: np.ndarray) -> np.ndarray:
@@ -330,18 +332,6 @@ def _window_hashes(windows: np.ndarray) -> np.ndarray:
         mixed = (column.astype(np.uint64) + np.uint64(1)) * multiplier
         hashes += mixed ^ (mixed >> np.uint64(29))
     return hashes
-
-
-def _places(groups: tuple[np.ndarray, ...], by: tuple[np.ndarray, ...]) -> np.ndarray:
-    """The place of each element in its group (equal in all ``groups``), sorted by the keys ``by``, first key first."""
-    order = np.lexsort((*reversed(by), *groups))
-    positions = np.arange(len(order))
-    begins = np.zeros(len(order), dtype=bool)
-    for group in groups:
-        begins[1:] |= group[order][1:] != group[order][:-1]
-    places = np.empty_like(positions)
-    places[order] = positions - np.maximum.accumulate(np.where(begins, positions, 0))
-    return places
 
 
 class _WindowReader:

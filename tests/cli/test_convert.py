@@ -42,7 +42,9 @@ def test_there_and_back(tmp_path: Path, capsys: Capture) -> None:
     coder = load_coder(tmp_path / "own")
     assert isinstance(coder, SaeCoder)
     assert (coder.meta["layer"], coder.meta["imported_from"]["model_name"]) == (3, "gpt2")
+    capsys.readouterr()
     mlsm(COMMAND, tmp_path / "own", tmp_path / "out")
+    assert f"cfg.json has no dataset_path, which {tmp_path / 'own'} does not record" in capsys.readouterr().out
     mlsm(COMMAND, tmp_path / "out", tmp_path / "again")
     assert load_coder(tmp_path / "again").fingerprint == coder.fingerprint
     assert (
@@ -158,6 +160,7 @@ def test_the_model_that_it_is_for(tiny: TinyData, tmp_path: Path, capsys: Captur
     assert f"mlsm encode DATA_BIN --auxiliary {tiny.model}" in capsys.readouterr().out
     meta = json.loads((tmp_path / "own" / "meta.json").read_text())
     assert (meta["layer"], meta["auxiliary_fingerprint"]) == (1, FairseqEncoder.fingerprint_of(tiny.model))
+    assert meta["auxiliary"] == "/".join(tiny.model.parts[-2:])
     (tmp_path / "own" / "meta.json").write_bytes(b"{")
     assert "meta.json is not valid JSON" in failing_mlsm(capsys, *words, "--layer", 1)
     mlsm(*words, "--layer", 1, "--overwrite")

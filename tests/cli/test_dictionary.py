@@ -46,6 +46,8 @@ def test_dictionary_says_how_to_make_it_again(pipeline: Pipeline, tmp_path: Path
     codes_meta = meta_of(pipeline.data_bin / "train.codes")
     assert meta["auxiliary_fingerprint"] == codes_meta["fingerprints"]["auxiliary"]
     assert meta["split_fingerprint"] == codes_meta["fingerprints"]["split"]
+    assert meta["auxiliary"] == codes_meta["auxiliary"]
+    assert meta["text"] == f"{pipeline.data_bin.name}/train"
     assert meta["threads"] >= 1
     assert 0 < meta["health"]["reconstruction_error"] < 1
     assert meta["mlsm_plugin"]

@@ -37,6 +37,7 @@ def test_each_kind_is_learned_says_how_and_codes(kind: str, made: CodedModel, tm
     assert (coder.num_atoms, coder.dim, meta["layer"], meta["n_atoms"]) == (24, 32, LAYER, 24)
     assert meta["split_fingerprint"] == TokenSequences(made.tokens).fingerprint
     assert meta["auxiliary_fingerprint"] == made.coder.meta["auxiliary_fingerprint"]
+    assert (meta["auxiliary"], meta["text"]) == (f"{made.model.parent.name}/bert", "tokens/train")
     assert "blocks" not in meta
     assert 0 < meta["health"]["reconstruction_error"] < 1
     figures = encode_sequences(made.tokens, made.model, coder=coder, settings=settings(), output=tmp_path / "store")

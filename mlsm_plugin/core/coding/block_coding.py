@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from pathlib import Path, PurePath
+from pathlib import Path
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from mlsm_plugin.core.coding.split_coder import CodingSettings, SplitCoder
 from mlsm_plugin.core.files.json_checks import JsonObject
 from mlsm_plugin.core.files.process_rank import SINGLE_PROCESS, ProcessRank
 from mlsm_plugin.core.files.progress import Progress
+from mlsm_plugin.core.files.recorded_names import without_place
 from mlsm_plugin.core.files.sharded_store import MissingShardsError, warn_of_full_disk
 from mlsm_plugin.core.hidden_states.blocks import TokenBlocks
 from mlsm_plugin.core.hidden_states.encoder import TokenVectors
@@ -92,15 +93,10 @@ def encode_blocks(
     figures.missing_shards = len(writer.missing_shards())
     if not figures.missing_shards:
         try:
-            figures.meta = writer.finish(_without_place(auxiliary_name))
+            figures.meta = writer.finish(without_place(auxiliary_name))
         except MissingShardsError:  # another process without a share of its own writes one again
             figures.missing_shards = max(1, len(writer.missing_shards()))
     return figures
-
-
-def _without_place(name: str | None) -> str | None:
-    """The last two parts of a path, so that stores made in two places have the same bytes."""
-    return None if name is None else "/".join(PurePath(name).parts[-2:])
 
 
 def shard_boundaries(reader: TokenBlocks, shard_tokens: int) -> list[int]:

@@ -8,6 +8,7 @@ from mlsm_plugin.core.files.atomic_files import PathLike
 from mlsm_plugin.core.files.json_checks import JsonObject
 from mlsm_plugin.core.files.output_lock import only_writer
 from mlsm_plugin.core.files.planned_folder import META_FILE, PlannedFolder
+from mlsm_plugin.core.files.recorded_names import without_place
 from mlsm_plugin.core.hidden_states.encoder import check_layer
 from mlsm_plugin.core.hidden_states.sources import source_of
 from mlsm_plugin.core.sparse_coding.coder import kind_of
@@ -35,6 +36,8 @@ def import_coder(
     )
     origin = _origin(settings, coder.meta["dim"])
     coder.meta |= origin
+    if settings.auxiliary:
+        coder.meta["auxiliary"] = without_place(settings.auxiliary)
 
     def fingerprint() -> str:
         if kind_of(output).kind != coder.meta["kind"]:

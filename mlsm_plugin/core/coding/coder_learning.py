@@ -20,6 +20,7 @@ from mlsm_plugin.core.files.json_checks import JsonObject
 from mlsm_plugin.core.files.metric_log import MetricLog
 from mlsm_plugin.core.files.output_lock import only_writer
 from mlsm_plugin.core.files.planned_folder import PlannedFolder, differences
+from mlsm_plugin.core.files.recorded_names import without_place
 from mlsm_plugin.core.files.settings import check, names_that_decide_nothing, option, seed, undeciding
 from mlsm_plugin.core.hidden_states.blocks import TokenBlocks
 from mlsm_plugin.core.hidden_states.devices import has_fast_bf16
@@ -156,6 +157,8 @@ def learn_into(
     split: str,
     blocks: BlockSettings | None,
     overwrite: bool = False,
+    auxiliary_name: str | None = None,
+    text_name: str | None = None,
 ) -> bool:
     """Learn a coder from a text and save it in a folder; False if the folder already holds this coder.
 
@@ -166,6 +169,7 @@ def learn_into(
         open_model: opens the model; called only if there is something to learn.
         auxiliary, split: fingerprints of the model and of the text.
         blocks: how the text was cut; None if it came in blocks.
+        auxiliary_name, text_name: names to record; only the last two parts of a path are.
     """
     plan = learning_plan(settings, auxiliary=auxiliary, split=split, blocks=blocks)
     undecided = names_that_decide_nothing(LearningSettings)
@@ -194,6 +198,7 @@ def learn_into(
         if health["unused_atoms"] == coder.num_atoms:
             raise ValueError(f"no hidden state uses any atom, so nothing is written: {coder.why_empty(health_sample)}")
         coder.meta["health"] = health
+        coder.meta |= recorded_origin(auxiliary_name, text_name)
         coder.save(output)
         stopped.unlink(missing_ok=True)
         print(
@@ -201,6 +206,12 @@ def learn_into(
             "token; relative reconstruction error {reconstruction_error:.4f}".format(**health)
         )
     return True
+
+
+def recorded_origin(auxiliary_name: str | None, text_name: str | None) -> JsonObject:
+    """The names of the model and the text, as recorded in ``meta.json``; those that are None are left out."""
+    names = {"auxiliary": without_place(auxiliary_name), "text": without_place(text_name)}
+    return {key: name for key, name in names.items() if name is not None}
 
 
 def _learned(

@@ -29,6 +29,8 @@ META_CHECK = fields(
         "layer": optional(whole(0, 10_000)),
         "lambda": optional(number),
         "auxiliary_fingerprint": optional(text),
+        "auxiliary": optional(text),
+        "text": optional(text),
         "blocks": optional(fields({"tokens_per_sample": whole(1), "sample_break_mode": text})),
         "health": optional(fields(known={"unused_atoms": whole(), "reconstruction_error": number})),
     }

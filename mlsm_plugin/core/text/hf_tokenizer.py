@@ -238,15 +238,18 @@ class HuggingFaceTokenizer:
 
     def continued(self, before: str, symbol: str) -> tuple[str, str]:
         """Add a symbol to a text such that it is read as this symbol, if possible; also returns the symbol's text."""
-        number = self._id_of_symbol[symbol]
-        once = self.backend.decode([number], skip_special_tokens=False)
-        twice = self.backend.decode([number, number], skip_special_tokens=False)
-        added = twice[len(once) :]  # with the space that it may begin with
+        added = self.text_of_id(self._id_of_symbol[symbol])
         whole = before + added.strip()
         token = added.strip()
         if not before.strip() or self.symbols_of(whole) == [*self.symbols_of(before), symbol]:
             return whole, token
         return before.rstrip() + added, token
+
+    def text_of_id(self, number: int) -> str:
+        """The text of one of Hugging Face's ids within a text, with the space that it may begin with."""
+        once = self.backend.decode([number], skip_special_tokens=False)
+        twice = self.backend.decode([number, number], skip_special_tokens=False)
+        return twice[len(once) :]
 
     def check_dictionary(self, folder: Path) -> None:
         """Raise ValueError unless the ``dict.txt`` of a folder was made from the tokenizer."""

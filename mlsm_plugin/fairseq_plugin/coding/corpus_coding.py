@@ -105,4 +105,6 @@ def learn_from_split(
         split=split_fingerprint(Path(data_bin) / "train"),
         blocks=blocks,
         overwrite=overwrite,
+        auxiliary_name=auxiliary,
+        text_name=str(Path(data_bin).absolute() / "train"),
     )

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from mlsm_plugin.core.files.atomic_files import PathLike, atomic_open, write_json
+from mlsm_plugin.core.files.hf_files import HF_PREFIX
 from mlsm_plugin.core.files.json_checks import JsonObject, anything, number, optional, text, whole
 from mlsm_plugin.core.sparse_coding.formats.foreign_files import (
     ConfigFile,
@@ -111,6 +112,7 @@ GATED_TENSORS = {"encoder_bias": "b_gate", "gate_scale": "r_mag", "gate_bias": "
 # for export: our activation -> architecture, our input norm -> normalize_activations
 EXPORTED_ARCHITECTURES = {"relu": "standard", "topk": "topk", "jumprelu": "jumprelu", "gated": "gated"}
 EXPORTED_NORMS = {"none": "none", "constant_norm": "constant_norm_rescale", "layer_norm": "layer_norm"}
+ORIGIN = ("model_name", "hook_name", "dataset_path")  # of metadata; what tools ask for
 FORMAT_VERSION = "6.0.0"  # the SAELens that first read these files
 
 
@@ -305,10 +307,28 @@ def write_saelens(coder: SaeCoder, folder: PathLike) -> None:
     write_json(folder / CONFIG_FILE, _configuration(coder))
 
 
-def _configuration(coder: SaeCoder) -> JsonObject:
-    config = coder.sae.config
+def facts_of(coder: SaeCoder) -> JsonObject:
+    """What the exported ``cfg.json`` says of the origin: names of model, hook and dataset, if they are recorded.
+
+    What SAELens said of an imported SAE takes precedence. The hook is named after the output of ``transformers`` that
+    holds the hidden states: ``hidden_states.5`` for layer 5.
+    """
     imported = coder.meta.get("imported_from")
     facts = imported if isinstance(imported, dict) and imported.get("format") == NAME else {}
+    model = coder.meta.get("auxiliary")
+    layer = coder.meta.get("layer")
+    recorded = {
+        "model_name": None if model is None else model.removeprefix(HF_PREFIX),
+        "hook_name": None if layer is None else f"hidden_states.{layer}",
+        "dataset_path": coder.meta.get("text"),
+    }
+    lacking = {name: value for name, value in recorded.items() if value is not None and facts.get(name) is None}
+    return {**{name: facts[name] for name in FACTS if name in facts}, **lacking}
+
+
+def _configuration(coder: SaeCoder) -> JsonObject:
+    config = coder.sae.config
+    facts = facts_of(coder)
     origin = {name: coder.meta.get(name) for name in ("layer", "auxiliary_fingerprint")}
     return {
         "architecture": EXPORTED_ARCHITECTURES[config.activation],
@@ -321,7 +341,7 @@ def _configuration(coder: SaeCoder) -> JsonObject:
         "reshape_activations": "none",
         **({} if config.k is None else {"k": config.k, "rescale_acts_by_decoder_norm": False}),
         "metadata": {
-            **{name: facts[name] for name in FACTS if name in facts},
+            **facts,
             "sae_lens_version": FORMAT_VERSION,
             "sae_lens_training_version": facts.get("sae_lens_training_version"),
             "mlsm_plugin": {"version": __version__, **origin},

@@ -11,7 +11,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
-from mlsm_plugin.core.sparse_coding.formats.saelens import check_exportable, for_saelens, read_saelens, write_saelens
+from mlsm_plugin.core.sparse_coding.formats.saelens import (
+    ORIGIN,
+    check_exportable,
+    facts_of,
+    for_saelens,
+    read_saelens,
+    write_saelens,
+)
 from mlsm_plugin.core.sparse_coding.lasso import LassoCoder
 from mlsm_plugin.core.sparse_coding.sae_coder import SaeCoder
 from mlsm_plugin.core.sparse_coding.sparse_autoencoder import ACTIVATIONS, INPUT_NORMS, SaeConfig, SparseAutoencoder
@@ -63,6 +70,21 @@ def test_what_saelens_said_of_the_model_comes_back(tmp_path: Path) -> None:
     assert metadata["sae_lens_version"] == "6.0.0"
     assert metadata["mlsm_plugin"]["layer"] is None
     assert read_saelens(tmp_path / "out").fingerprint == coder.fingerprint
+
+
+def test_the_origin_of_an_sae_that_was_learned_here(tmp_path: Path) -> None:
+    config = SaeConfig("topk", 3)
+    sae = SparseAutoencoder(config, random_weights(config, LATENTS, DIM))
+    meta = {"layer": 5, "auxiliary": "hf:organization/encoder", "text": "data-bin/train"}
+    write_saelens(SaeCoder(sae, meta), tmp_path)
+    metadata = json.loads((tmp_path / "cfg.json").read_text())["metadata"]
+    origin = {"model_name": "organization/encoder", "hook_name": "hidden_states.5", "dataset_path": "data-bin/train"}
+    assert {name: metadata[name] for name in ORIGIN} == origin
+    assert {name: read_saelens(tmp_path).meta["imported_from"][name] for name in ORIGIN} == origin
+    assert facts_of(SaeCoder(sae)) == {}
+    imported = {"imported_from": {"format": "saelens", "model_name": "gpt2", "hook_name": None}}
+    facts = facts_of(SaeCoder(sae, {**meta, **imported}))
+    assert facts == {**origin, "model_name": "gpt2"}
 
 
 def test_a_row_of_zeros_in_a_rescaled_decoder(tmp_path: Path) -> None:
