@@ -37,7 +37,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--text", nargs="+", default=[], metavar="FILE", help=text)
     add_settings(parser, Adaptation, only=("dataset", "split", "column"))
     parser.add_argument("--output", type=output_folder, required=True, metavar="DIR", help="folder for all output")
-    add_settings(parser, Adaptation, only=("objective", "student", "vocab_size", "valid_texts"))
+    objective = {"objective": Depends("mlm; with --student mlsm+mlm")}
+    add_settings(parser, Adaptation, only=("objective",), defaults=objective)
+    add_settings(parser, Adaptation, only=("student", "vocab_size", "valid_texts"))
     add_settings(parser, Adaptation, only=("max_length", "max_unk_rate", "sentence_transformer"))
     masks = {
         "mask_prob": Depends("0.15; with --student 0.3"),
@@ -151,13 +153,14 @@ def _push(args: argparse.Namespace) -> None:
 
 
 def _fill_in_recipe(args: argparse.Namespace) -> None:
-    """Set the options that depend on random initialization, unless the command line sets them."""
+    """Set the options that depend on ``--student``, unless the command line sets them."""
     from mlsm_plugin.huggingface.adaptation import COLLATORS, MASKS_OF_STUDENT, TRAINING_OF_STUDENT
     from mlsm_plugin.huggingface.collators import Masking
     from mlsm_plugin.huggingface.training import TrainingSettings
 
     training = TrainingSettings()
     masking = Masking()
+    fill_in(args, {"objective": "mlm" if args.student is None else "mlsm+mlm"})
     if args.student is not None:
         training = TRAINING_OF_STUDENT
         masking = MASKS_OF_STUDENT if args.objective in COLLATORS and not hasattr(args, "mask_prob") else masking

@@ -156,7 +156,7 @@ class Adaptation(KnownText):
     model: str = undeciding()  # the contents of these matter, not their names
     texts: Sequence[str] = undeciding()
     output: str = undeciding()
-    objective: str = option("mlsm+mlm", choices=tuple(MODELS), help="what the model is trained for")
+    objective: str = option("mlm", choices=tuple(MODELS), help="what the model is trained for")
     dataset: str | None = option(
         None, metavar="NAME[:CONFIG]", help="text from a Hugging Face dataset instead of files: a folder or a hub name"
     )

@@ -270,6 +270,8 @@ def test_a_student_has_a_size_and_maybe_a_vocabulary_of_its_own(
     # a small rate of Muon, so that the losses fall whatever codes the random teacher gives
     rates = ("--updates", 120, "--evaluate-every", 60, "--learning-rate", 4e-3, "--muon-learning-rate", 0.002)
     _, _, *options = words(start, tmp_path / "out", *rates, "--valid", start / "valid.txt")
+    objective = options.index("--objective")
+    del options[objective : objective + 2]  # what is left is the default
     mlsm("adapt", teacher, "--student", "1x64", *vocabulary, *options)
     folder = tmp_path / "out" / "model"
     model, info = AutoModelForMaskedLM.from_pretrained(folder, output_loading_info=True)

@@ -16,7 +16,8 @@ from tests.tiny_hf_models import make_model
 pytestmark = pytest.mark.slow
 
 PAGE, EXAMPLE = "docs/huggingface.md", "examples/huggingface/README.md"
-SMALL = "--max-length 32 --atoms 40 --tokens 800 --updates 2 --batch-size 4 --cpu"
+SMALL = "--max-length 32 --updates 2 --batch-size 4 --cpu"
+CODES = "--atoms 40 --tokens 800"
 SMALLER = {
     "--epochs 3": "",
     "--nproc-per-node 4": "--nproc-per-node 2",
@@ -24,8 +25,8 @@ SMALLER = {
         "scripted --objective mlsm+mlm --atoms 40 --max-length 32 --updates 2 --batch-size 4"
     ),
     "--max-length 128": "--max-length 32",
-    '"adapted", objective="mlsm+mlm", epochs=3': (
-        '"in-python", objective="mlm", max_length=32, epochs=0.02, training=TrainingSettings(batch_size=4, cpu=True)'
+    '"adapted", epochs=3': (
+        '"in-python", max_length=32, epochs=0.02, training=TrainingSettings(batch_size=4, cpu=True)'
     ),
     "CodingSettings(layer=4)": "CodingSettings(layer=3)",
     "max_steps=20": "max_steps=2, use_cpu=True",
@@ -35,7 +36,9 @@ SMALLER = {
 def smaller(command: str) -> str:
     for large, small in SMALLER.items():
         command = command.replace(large, small)
-    return f"{command.strip()} {SMALL}" if " adapt MODEL" in command else command
+    if " adapt MODEL" not in command:
+        return command
+    return " ".join([command.strip(), SMALL, CODES if "mlsm+mlm" in command else ""])
 
 
 @pytest.fixture(scope="module")
@@ -52,8 +55,9 @@ def test_the_commands_adapt_a_model_alone_and_in_ranks(folder: Path) -> None:
     assert "mlsm adapt MODEL --text" in read("README.md")
     assert "held-out mlm_loss" in run_in(folder, smaller(one))
     AutoModelForMaskedLM.from_pretrained(folder / "adapted" / "model")
-    run_in(folder, smaller(ranks).replace("--output adapted", "--output in-ranks"))
-    (folder / "dictionary").symlink_to(folder / "adapted" / "dictionary")
+    in_ranks = ranks.replace("--output adapted", "--objective mlsm+mlm --output in-ranks")
+    run_in(folder, smaller(in_ranks))
+    (folder / "dictionary").symlink_to(folder / "in-ranks" / "dictionary")
     assert "tokens coded" in run_in(folder, smaller(codes))
     assert (folder / "tokens" / "train.codes" / "meta.json").exists()
 

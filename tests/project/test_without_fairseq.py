@@ -191,7 +191,7 @@ for kind, more in (("topk", dict(k=4)), ("lasso", dict(backend="torch", iteratio
 def test_a_model_is_adapted_without_fairseq(english_text: tuple[Path, Path], tmp_path: Path) -> None:
     python = environment_without_fairseq(tmp_path / "environment")
     model = make_model("bert", english_text[1], tmp_path / "bert", kind=AutoModelForMaskedLM)
-    small = ("--max-length", 32, "--atoms", 40, "--updates", 2, "--batch-size", 4)
+    small = ("--objective", "mlsm+mlm", "--max-length", 32, "--atoms", 40, "--updates", 2, "--batch-size", 4)
     output = ("--output", tmp_path / "adapted")
     result = mlsm(python, ("adapt", model, "--text", english_text[1], *output, *small, "--tokens", 4000, "--cpu"))
     assert result.returncode == 0, result.stderr

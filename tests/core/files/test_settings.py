@@ -49,6 +49,7 @@ def test_where_and_how_fast_never_decides(kind: type) -> None:
 
 
 def test_the_identity_is_json() -> None:
-    settings = Adaptation("model", ["text"], "out", learning=LearningSettings(layer=2, coder="topk"))
+    learning = LearningSettings(layer=2, coder="topk")
+    settings = Adaptation("model", ["text"], "out", objective="mlsm", learning=learning)
     values = identity(settings)
     assert json.loads(json.dumps(values)) == values
