@@ -74,11 +74,15 @@ class Recipe:
 
     training: TrainingSettings = field(default_factory=TrainingSettings)
     masks: Masking = field(default_factory=Masking)
+    head_first: float = 0.0  # share of the updates that train only the masked-LM head
 
 
 FALLING = Masking(mask_prob=0.3, mask_prob_end=0.15)
 RECIPES = {
     "mlm": Recipe(),
+    "head-first": Recipe(head_first=0.2),
+    "rate-5e-5": Recipe(TrainingSettings(learning_rate=5e-5)),
+    "head-first-5e-5": Recipe(TrainingSettings(learning_rate=5e-5), head_first=0.2),
     "rate-5e-4": Recipe(TrainingSettings(learning_rate=5e-4)),
     "rate-1e-3": Recipe(TrainingSettings(learning_rate=1e-3)),
     "masks-30": Recipe(masks=Masking(mask_prob=0.3)),
@@ -102,6 +106,20 @@ class Clock(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Note the time."""
         self.times.append(time.process_time())
+
+
+class HeadFirst(TrainerCallback):
+    """Trains only the masked-LM head in the first updates, as far as it is not tied to the embeddings."""
+
+    def __init__(self, model: MaskedLmModel, updates: int) -> None:
+        head = {id(parameter) for parameter in model.head_parameters()}
+        self.encoder = [parameter for parameter in model.parameters() if id(parameter) not in head]
+        self.updates = updates
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Freeze or unfreeze the encoder."""
+        for parameter in self.encoder:
+            parameter.requires_grad_(state.global_step >= self.updates)
 
 
 class Comparison:
@@ -226,7 +244,7 @@ class Comparison:
         arguments.eval_strategy = "no"
         arguments.save_strategy = "no"
         arguments.logging_steps = 20
-        return prepare(
+        trainer = prepare(
             Trainer(
                 model,
                 arguments,
@@ -235,6 +253,10 @@ class Comparison:
                 optimizers=(settings.optimizer_of(model), None),
             )
         )
+        if recipe.head_first:
+            assert isinstance(model, MaskedLmModel)
+            trainer.add_callback(HeadFirst(model, round(recipe.head_first * updates)))
+        return trainer
 
     def codes(self) -> Path:
         """The model's own codes, as ``mlsm adapt`` makes them; writes the processor seconds to ``codes.json``."""
