@@ -4,6 +4,7 @@ import io
 import itertools
 import logging
 import shutil
+from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +29,7 @@ from mlsm_plugin.search.documents import (
 )
 from mlsm_plugin.search.labels import labels_of, token_weights
 from mlsm_plugin.search.settings import IndexSettings
-from mlsm_plugin.search.text_codes import TextCoder, TextCodes
+from mlsm_plugin.search.text_codes import TextCoder, TextCodes, stacked_codes, summed_codes
 
 if TYPE_CHECKING:
     from sklearn.feature_extraction.text import HashingVectorizer
@@ -176,14 +177,13 @@ def _write_shards(
 def _write_shard(batch: list[Document], coder: TextCoder, shards: Path, number: int, batch_tokens: int) -> None:
     coded = coder.coded([document.text for document in batch], batch_tokens=batch_tokens)
     vocabulary = coder.tokenizer.largest_id + 1
-    labels = sp.csr_matrix((coder.num_atoms, vocabulary), dtype=np.float32)
-    for text in coded:
-        labels += token_weights(text.ids, text.codes, vocabulary)
+    ids = np.concatenate([text.ids for text in coded])
+    labels = token_weights(ids, stacked_codes(coded), vocabulary)
     with atomic_open(shards / f"{number:06d}.jsonl") as file:
         file.writelines(as_line(document) for document in batch)
     _save_matrix(shards / f"{number:06d}.words.npz", word_counts([document.text for document in batch]))
     _save_matrix(shards / f"{number:06d}.labels.npz", labels)
-    _save_matrix(shards / f"{number:06d}.codes.npz", sp.vstack([text.summed() for text in coded], format="csr"))
+    _save_matrix(shards / f"{number:06d}.codes.npz", summed_codes(coded))
 
 
 def _merge(folder: Path, shards: Path, number_of_shards: int, coder: TextCoder) -> dict[str, int]:
@@ -197,7 +197,7 @@ def _merge(folder: Path, shards: Path, number_of_shards: int, coder: TextCoder) 
     write_term_scores(folder, "words", HASHED_WORDS, lambda: matrices("words"), OF_WORDS)
     labels = sum(matrices("labels"), start=sp.csr_matrix((coder.num_atoms, coder.tokenizer.largest_id + 1)))
     write_json(folder / "labels.json", labels_of(sp.csr_matrix(labels), coder.tokenizer))
-    starts = [0]
+    starts = array("q", [0])
     with atomic_open(folder / "documents.jsonl") as file:
         for number in range(number_of_shards):
             for line in (shards / f"{number:06d}.jsonl").open("rb"):

@@ -44,9 +44,24 @@ class TextCodes:
 
     def summed(self) -> sp.csr_matrix:
         """``(1, n_atoms)``: log(1 + activation) summed over the tokens, used in place of word counts."""
-        logarithms = self.codes.copy()
-        logarithms.data = np.log1p(logarithms.data)
-        return sp.csr_matrix(logarithms.sum(axis=0), dtype=np.float32)
+        return summed_codes([self])
+
+
+def stacked_codes(texts: Sequence[TextCodes]) -> sp.csr_matrix:
+    """The codes of the tokens of several texts, one below the other, ``(n_tokens, n_atoms)``."""
+    return sp.csr_matrix(sp.vstack([text.codes for text in texts], format="csr"))
+
+
+def summed_codes(texts: Sequence[TextCodes]) -> sp.csr_matrix:
+    """:meth:`TextCodes.summed` of several texts, ``(n_texts, n_atoms)`` float32, with sorted indices."""
+    logarithms = stacked_codes(texts)
+    logarithms.data = np.log1p(logarithms.data)
+    stops = np.cumsum([0, *(text.codes.shape[0] for text in texts)])
+    tokens = np.arange(stops[-1])
+    of_texts = sp.csr_matrix((np.ones(len(tokens), np.float32), tokens, stops), shape=(len(texts), len(tokens)))
+    summed = sp.csr_matrix(of_texts @ logarithms, dtype=np.float32)
+    summed.sort_indices()
+    return summed
 
 
 class TextCoder(ABC):

@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,29 @@ COLUMNS = {
         **{"values": f"{NUMBERS}!", "creatorId": f"{TEXT}!", "qualifyingTokenIndex": WHOLE},
         **{"binMin": NUMBER, "binMax": NUMBER, "binContains": NUMBER},
     },
+}
+# the keys of these tables, and those of other tables that must exist
+KEYS = {
+    "SourceRelease": ['PRIMARY KEY ("name")'],
+    "Model": ['PRIMARY KEY ("id")'],
+    "SourceSet": [
+        'PRIMARY KEY ("modelId", "name")',
+        'FOREIGN KEY ("modelId") REFERENCES "Model" ("id")',
+        'FOREIGN KEY ("releaseName") REFERENCES "SourceRelease" ("name")',
+    ],
+    "Source": [
+        'PRIMARY KEY ("modelId", "id")',
+        'FOREIGN KEY ("modelId", "setName") REFERENCES "SourceSet" ("modelId", "name")',
+    ],
+    "Neuron": [
+        'PRIMARY KEY ("modelId", "layer", "index")',
+        'FOREIGN KEY ("modelId", "layer") REFERENCES "Source" ("modelId", "id")',
+        'FOREIGN KEY ("modelId", "sourceSetName") REFERENCES "SourceSet" ("modelId", "name")',
+    ],
+    "Activation": [
+        'PRIMARY KEY ("id")',
+        'FOREIGN KEY ("modelId", "layer", "index") REFERENCES "Neuron" ("modelId", "layer", "index")',
+    ],
 }
 PYTHON_TYPES = {TEXT: (str,), WHOLE: (int,), NUMBER: (int, float), YES: (bool,)}
 FILES = {
@@ -301,3 +325,42 @@ def test_neuronpedias_package_reads_the_examples(folder: Path, tmp_path_factory:
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False, timeout=120)
     assert done.returncode == 0, done.stderr[-3000:]
     assert int(done.stdout) == len(rows_of(folder, "activations/*"))
+
+
+def statements(folder: Path) -> list[str]:
+    """SQL that makes Neuronpedia's tables and inserts all rows as its importer does; a statement has no line break."""
+    lines = []
+    for table, columns in COLUMNS.items():
+        parts = [f'"{name}" {kind.replace("!", " NOT NULL")}' for name, kind in columns.items()]
+        lines.append(f'CREATE TABLE "{table}" ({", ".join([*parts, *KEYS[table]])})')
+    for pattern, table in FILES.items():
+        rows = rows_of(folder, pattern)
+        names = ", ".join(f'"{name}"' for name in rows[0])
+        types = ", ".join(f'"{name}" {COLUMNS[table][name].rstrip("!")}' for name in rows[0])
+        content = json.dumps(rows).replace("'", "''")
+        source = f"jsonb_to_recordset('{content}'::jsonb) AS rows({types})"
+        lines.append(f'INSERT INTO "{table}" ({names}) SELECT {names} FROM {source}')
+    lines.append('SELECT count(*) AS features FROM "Neuron"')
+    lines.append('SELECT count(*) AS examples FROM "Activation" WHERE cardinality("tokens") = cardinality("values")')
+    return lines
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("initdb") is None, reason="PostgreSQL is not installed")
+def test_postgresql_takes_every_row(folder: Path) -> None:
+    as_user = []
+    with tempfile.TemporaryDirectory() as root:
+        data = Path(root, "data")
+        data.mkdir()
+        if os.getuid() == 0:  # it does not run as root
+            as_user = ["runuser", "-u", "postgres", "--"]
+            shutil.chown(root, "postgres")
+            shutil.chown(data, "postgres")
+        initdb = [*as_user, "initdb", "--no-sync", "--encoding=UTF8", "--locale=C.UTF-8", "-D", str(data)]
+        subprocess.run(initdb, check=True, capture_output=True, cwd=root, timeout=120)
+        command = [*as_user, "postgres", "--single", "-D", str(data), "postgres"]
+        sql = "\n".join(statements(folder)) + "\n"
+        done = subprocess.run(command, input=sql, capture_output=True, text=True, cwd=root, timeout=120, check=True)
+    assert "ERROR" not in done.stderr, done.stderr[:2000]
+    assert f'features = "{NUM_ATOMS}"' in done.stdout
+    assert f'examples = "{len(rows_of(folder, "activations/*"))}"' in done.stdout

@@ -51,6 +51,7 @@ BENCHES: dict[str, Callable[[TinyData, Path], tuple[object, ...]]] = {
         *("--lasso-batch", 50, "--passes", 2, "--batch-size", 50, "--rounds", 2, "--dictionary", atoms(root)),
         *("--matryoshka", 8, "--threads", 1),
     ),
+    "search_scale": lambda tiny, root: ("--documents", 30, 60, "--queries", 2, "--directory", root),
     "sequence_coding": lambda tiny, root: (
         *(tiny.text, "--tokens", 600, "--block", 24, "--layers", 1, "--width", 32, "--vocab", 300, "--atoms", 16),
         *("--rounds", 1),
