@@ -383,15 +383,11 @@ class _Chain:
             steps.append(Step("tokenizer", self.learn_tokenizer, size, training_texts, [output / TOKENIZER]))
         if evaluated:
             reading[HOLDS_OUT] = False  # all of the text is trained on
-        steps.append(
-            Step("text", self.write_text, reading, texts, tokens, evaluated=evaluated, of_evaluation=valid)
-        )
+        steps.append(Step("text", self.write_text, reading, texts, tokens, evaluated=evaluated, of_evaluation=valid))
         if self.is_aligned:
             folders = [output / f"{name}.{kind}" for name in self.names for kind in (AUXILIARY, PLACES)]
             of_valid = folders[2:]
-            steps.append(
-                Step("alignment", self.align, {}, texts, folders, evaluated=evaluated, of_evaluation=of_valid)
-            )
+            steps.append(Step("alignment", self.align, {}, texts, folders, evaluated=evaluated, of_evaluation=of_valid))
         if settings.objective == VECTORS:
             vectors = [folder.with_name(f"{folder.name}.vectors.npy") for folder in tokens]
             teacher = {"teacher": HuggingFaceEncoder.fingerprint_of(str(settings.teacher))}
@@ -406,9 +402,7 @@ class _Chain:
             top = {"latent_top": settings.latent_top}
             steps.append(Step("dictionary", self.learn, learning, [], [output / DICTIONARY]))
             steps.append(
-                Step(
-                    "codes", self.code, top, [], stores, by_all=True, evaluated=evaluated, of_evaluation=stores[1:]
-                )
+                Step("codes", self.code, top, [], stores, by_all=True, evaluated=evaluated, of_evaluation=stores[1:])
             )
         training = identity(settings)
         training["model"] = HuggingFaceEncoder.fingerprint_of(settings.model)

@@ -33,8 +33,8 @@ from mlsm_plugin.huggingface import (
     TokenContrastiveCollator,
     TokenContrastiveModel,
     TokenSequences,
+    trainer_callback,
 )
-from mlsm_plugin.huggingface import trainer_callback
 from mlsm_plugin.huggingface.trainer_callback import PretrainingCallback, ProgressBars, prepare
 from tests.huggingface.tiny_corpus import CLS, SEP, UNK, make_tokenizer, random_ids, tiny_bert
 

@@ -80,7 +80,9 @@ def test_a_dictionary_of_another_model_and_a_checkpoint_are_one_line(
         open_text_coder(other, folders[1])
     model = LatentSemanticModel.from_pretrained(other, num_atoms=40)
     save_pretrained(tmp_path / "mlsm", model, AutoTokenizer.from_pretrained(other))
-    with pytest.raises(ValueError, match="has a latent head and predicts its properties itself: leave out --dictionary"):
+    with pytest.raises(
+        ValueError, match="has a latent head and predicts its properties itself: leave out --dictionary"
+    ):
         open_text_coder(tmp_path / "mlsm", folders[1])
     assert isinstance(open_text_coder(tmp_path / "mlsm", None), PredictedCodes)
     with pytest.raises(ValueError, match="`mlsm convert` writes one"):

@@ -24,11 +24,13 @@ LINE_WITH_TOTAL = "{desc}: {percentage:.0f}%, {n_fmt}/{total_fmt} {unit}, {elaps
 class Progress(tqdm):
     """A tqdm bar; if stderr is not a terminal, a line every 20 seconds instead (none for shorter work).
 
-    A line is written even while there is no progress, so that a log shows which part of the work is slow.
+    A line is written even while there is no progress, so that a log shows which part of the work is slow. The time left
+    follows from the mean speed so far, since work in bursts, such as the training of an SAE, has no other.
     """
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         self._over = threading.Event()
+        options = {"smoothing": 0.0, **options}
         lines = not (sys.stderr.isatty() or "ipykernel" in sys.modules)
         if lines:
             options = {"file": _Nowhere(), "desc": "progress", **options}
@@ -39,7 +41,7 @@ class Progress(tqdm):
             return
         _shown.add(self)
         if lines:
-            self.bar_format = self.bar_format or (LINE_WITH_TOTAL if self.total else LINE)
+            self.bar_format = options.get("bar_format") or (LINE_WITH_TOTAL if self.total else LINE)
             threading.Thread(target=_write_lines, args=(weakref.ref(self), self._over), daemon=True).start()
 
     def close(self) -> None:

@@ -46,8 +46,8 @@ class StepRecord:
     The plan of a step is its settings, the contents of its inputs, and all earlier steps. A step is current if its last
     run had the same plan and was complete, and its outputs have not changed since. An interrupted step with the same
     plan runs again, and resumes if it can. If the plan or the outputs have changed, the outputs are renamed, and the
-    step starts from the beginning. If only the files to evaluate on have changed, just the outputs of the evaluation are
-    renamed, the step resumes with the others, and later steps stay as they are.
+    step starts from the beginning. If only the files to evaluate on have changed, just the outputs of the evaluation
+    are renamed, the step resumes with the others, and later steps stay as they are.
 
     Only the first of several processes writes the record. In the context ``first``, the others wait for it.
     """

@@ -133,3 +133,15 @@ def test_work_that_tells_no_progress_shows_its_time(log: Log, monkeypatch: pytes
     with elapsed_time("learning"):
         wait_for(lambda: terminal.getvalue().count("learning: 00:00 so far") > 2)
     assert "it/s" not in terminal.getvalue()
+
+
+def test_the_time_left_follows_from_the_mean_speed(log: Log) -> None:
+    """After 50 items in a burst and a break, not from the speed of the burst."""
+    with Progress(total=100, desc="training the SAE", unit="batch", mininterval=0.0) as bar:
+        for _ in range(50):
+            bar.update(1)
+        time.sleep(0.3)
+        bar.update(1)
+        figures = bar.format_dict
+        shown = bar.format_meter(**{**figures, "bar_format": "{remaining_s}"})
+    assert float(shown) == pytest.approx(49 * figures["elapsed"] / 51, rel=0.01)

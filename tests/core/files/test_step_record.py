@@ -416,4 +416,6 @@ def test_a_killed_evaluation_goes_on_and_an_output_that_changed_repeats_all(tmp_
 
 def test_a_step_without_files_to_evaluate_on_is_recorded_as_before(chain):
     chain.run()
-    assert all(set(entry["signature"]) == {"settings", "inputs", "after"} for entry in read_json(chain.record.path).values())
+    assert all(
+        set(entry["signature"]) == {"settings", "inputs", "after"} for entry in read_json(chain.record.path).values()
+    )
