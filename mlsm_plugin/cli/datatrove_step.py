@@ -1,0 +1,50 @@
+"""``mlsm encode`` as a step of datatrove, whose executors run it on one machine, under Slurm or on Ray.
+
+Importing this module needs datatrove: ``pip install 'mlsm_plugin[datatrove]'``.
+"""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from datatrove.pipeline.base import PipelineStep
+
+from mlsm_plugin.cli.main import main
+
+if TYPE_CHECKING:
+    from datatrove.data import Document
+
+CHOSEN_HERE = ("--process-index", "--num-processes")
+
+
+class EncodeCorpus(PipelineStep):
+    """Codes a corpus in as many tasks as the executor has; task I of N codes the shards I, I + N, I + 2N, ...
+
+    A task that fails or is killed is repeated by the executor, and codes only what is missing. The last task completes
+    the store, whose bytes do not depend on the number of tasks. Documents of earlier steps are handed on.
+
+    Args:
+        words: the arguments of ``mlsm encode``, without ``--process-index`` and ``--num-processes``. ``--threads`` is
+            the number of cores of a task.
+
+    Raises:
+        ValueError: the words hold an option that the executor decides.
+    """
+
+    name = "mlsm encode"
+    type = "sparse codes"
+
+    def __init__(self, *words: str) -> None:
+        super().__init__()
+        for option in CHOSEN_HERE:
+            if any(word.split("=")[0] == option for word in words):
+                raise ValueError(f"{option} is decided by the executor; leave it out")
+        self.words = words
+
+    def run(self, data: "Iterator[Document] | None" = None, rank: int = 0, world_size: int = 1) -> "Iterator[Document]":
+        """Code the shards of a task; RuntimeError if ``mlsm encode`` fails, with its message in the log of the task."""
+        yield from data or ()
+        share = ["--process-index", str(rank), "--num-processes", str(world_size)]
+        with self.track_time():
+            status = main(["encode", *self.words, *share])
+        if status != 0:
+            raise RuntimeError(f"mlsm encode failed in task {rank} of {world_size}; its own message is above")
