@@ -160,7 +160,9 @@ def _fill_in_recipe(args: argparse.Namespace) -> None:
 
     training = TrainingSettings()
     masking = Masking()
-    fill_in(args, {"objective": "mlm" if args.student is None else "mlsm+mlm"})
+    if not hasattr(args, "objective"):
+        args.objective = "mlm" if args.student is None else "mlsm+mlm"
+        _check_begun_with(args.objective, args.output)
     if args.student is not None:
         training = TRAINING_OF_STUDENT
         masking = MASKS_OF_STUDENT if args.objective in COLLATORS and not hasattr(args, "mask_prob") else masking
@@ -169,6 +171,18 @@ def _fill_in_recipe(args: argparse.Namespace) -> None:
     fill_in(args, {"optimizer": training.optimizer, "learning_rate": training.learning_rate})
     fill_in(args, {"muon_learning_rate": muon})
     fill_in(args, {"mask_prob": masking.mask_prob, "mask_prob_end": masking.mask_prob_end})
+
+
+def _check_begun_with(objective: str, output: str) -> None:
+    """Raise ValueError if a folder was begun with another objective, which was the default or was passed."""
+    from mlsm_plugin.huggingface.adaptation import recorded_objective
+
+    recorded = recorded_objective(output)
+    if recorded not in (None, objective):
+        raise ValueError(
+            f"{output} was begun with --objective {recorded}, and the default is {objective}: pass --objective "
+            f"{recorded} to continue, or --objective {objective} to train anew"
+        )
 
 
 def _print_quality(quality: JsonObject) -> None:

@@ -3,12 +3,13 @@
 Importing this module needs datatrove: ``pip install 'mlsm_plugin[datatrove]'``.
 """
 
+import shlex
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from datatrove.pipeline.base import PipelineStep
 
-from mlsm_plugin.cli.main import main
+from mlsm_plugin.cli.main import run_command
 
 if TYPE_CHECKING:
     from datatrove.data import Document
@@ -41,10 +42,15 @@ class EncodeCorpus(PipelineStep):
         self.words = words
 
     def run(self, data: "Iterator[Document] | None" = None, rank: int = 0, world_size: int = 1) -> "Iterator[Document]":
-        """Code the shards of a task; RuntimeError if ``mlsm encode`` fails, with its message in the log of the task."""
+        """Code the shards of a task; the log of the task gets the error of ``mlsm encode``.
+
+        ValueError, OSError or ImportError if ``mlsm encode`` fails, ValueError if it does not take the words.
+        """
         yield from data or ()
         share = ["--process-index", str(rank), "--num-processes", str(world_size)]
         with self.track_time():
-            status = main(["encode", *self.words, *share])
-        if status != 0:
-            raise RuntimeError(f"mlsm encode failed in task {rank} of {world_size}; its own message is above")
+            try:
+                run_command(["encode", *self.words, *share])
+            except SystemExit:  # with it, the process of a task would end, and datatrove would wait for the task forever
+                words = shlex.join(self.words)
+                raise ValueError(f"`mlsm encode {words}` is wrong usage; the output of the process says why") from None

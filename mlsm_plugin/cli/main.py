@@ -98,28 +98,8 @@ def build_parser(command: str | None) -> argparse.ArgumentParser:
 
 def main(argv: list[str] | None = None) -> int:
     """Run ``mlsm``; returns the exit status: 0 for success, 1 for an error, 2 for wrong usage."""
-    arguments = sys.argv[1:] if argv is None else argv
-    command = next((word for word in arguments if not word.startswith("-")), None)
-    logging.getLogger("fairseq").setLevel(logging.WARNING)
-    keep_freed_memory()
-    wait_briefly()
-    if command is not None and command not in COMMANDS:
-        print(f"mlsm: error: there is no command {command!r}{_similar(command)}", file=sys.stderr)
-        return 2
     try:
-        if command in COMMANDS and command not in MAY_DO_WITHOUT_FAIRSEQ:
-            _check_fairseq()
-        if command in COMMANDS and (user_dir := plugins.user_dir_of(arguments)) is not None:
-            mlsm_plugin.register()  # does nothing without fairseq
-            plugins.import_plugin(user_dir)
-        parser = build_parser(command)
-        args, extra = parser.parse_known_args(arguments)
-        if extra and not args.takes_extra:
-            parser.error(f"unrecognized arguments: {' '.join(extra)}")
-        if args.needs_fairseq(args):
-            _check_fairseq()
-            mlsm_plugin.register()
-        return int(args.run(args, extra) or 0)
+        return run_command(sys.argv[1:] if argv is None else argv)
     except (ValueError, OSError, ImportError) as error:
         if os.environ.get("MLSM_TRACEBACK"):
             raise
@@ -129,6 +109,34 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("mlsm: interrupted; run the same command again to resume", file=sys.stderr)
         return 130
+
+
+def run_command(arguments: list[str]) -> int:
+    """Run a command; returns its exit status.
+
+    What the command cannot do raises ValueError, OSError or ImportError. Arguments that the parser does not take are
+    printed with the usage, and raise SystemExit.
+    """
+    command = next((word for word in arguments if not word.startswith("-")), None)
+    logging.getLogger("fairseq").setLevel(logging.WARNING)
+    keep_freed_memory()
+    wait_briefly()
+    if command is not None and command not in COMMANDS:
+        print(f"mlsm: error: there is no command {command!r}{_similar(command)}", file=sys.stderr)
+        return 2
+    if command in COMMANDS and command not in MAY_DO_WITHOUT_FAIRSEQ:
+        _check_fairseq()
+    if command in COMMANDS and (user_dir := plugins.user_dir_of(arguments)) is not None:
+        mlsm_plugin.register()  # does nothing without fairseq
+        plugins.import_plugin(user_dir)
+    parser = build_parser(command)
+    args, extra = parser.parse_known_args(arguments)
+    if extra and not args.takes_extra:
+        parser.error(f"unrecognized arguments: {' '.join(extra)}")
+    if args.needs_fairseq(args):
+        _check_fairseq()
+        mlsm_plugin.register()
+    return int(args.run(args, extra) or 0)
 
 
 def _similar(command: str) -> str:

@@ -14,7 +14,7 @@ import torch
 
 from mlsm_plugin.core.coding.coder_learning import LASSO, LearningSettings
 from mlsm_plugin.core.coding.split_coder import CodingSettings
-from mlsm_plugin.core.files.atomic_files import read_json, write_json
+from mlsm_plugin.core.files.atomic_files import PathLike, read_json, write_json
 from mlsm_plugin.core.files.hf_files import hf_folder
 from mlsm_plugin.core.files.json_checks import JsonObject
 from mlsm_plugin.core.files.metric_log import MetricLog
@@ -297,6 +297,18 @@ def _run(chain: "_Chain", record: StepRecord, quality: Quality | None) -> None:
         record.run(step)
     if process.rank == 0:
         print(f"\n{record.table()}\n")
+
+
+def recorded_objective(output: PathLike) -> str | None:
+    """The objective that a folder was begun with; None if nothing that depends on it was begun.
+
+    Codes of which no training was begun are taken to be for the default of earlier versions.
+    """
+    record = StepRecord(Path(output, RECORD))
+    objective: str | None = record.settings_of("before").get("objective")
+    if objective is None and record.settings_of("dictionary"):
+        return "mlsm+mlm"
+    return objective
 
 
 def _check_folder(output: Path, record: StepRecord) -> None:

@@ -25,6 +25,7 @@ from mlsm_plugin.core.hidden_states.hf_encoder import load_library_model
 from mlsm_plugin.core.text.hf_tokenizer import HuggingFaceTokenizer
 from mlsm_plugin.core.text.masked_reading import masked_lines
 from mlsm_plugin.huggingface import LatentSemanticModel, adaptation
+from mlsm_plugin.huggingface.adaptation import recorded_objective
 from mlsm_plugin.huggingface.sentence_modules import modules_of, write_modules
 from mlsm_plugin.huggingface.token_sequences import TokenSequences
 from mlsm_plugin.huggingface.trainer_callback import ProgressBars
@@ -213,6 +214,27 @@ def test_a_training_goes_on_with_the_batches_that_it_began_with(start: Path, tmp
     assert "training:" not in capsys.readouterr().out
     recipe = read_json(output / "steps.json")["training"]["signature"]["settings"]["training"]
     assert (recipe["batch_size"], recipe["accumulate"]) == (2, 3)
+
+
+@pytest.mark.parametrize(
+    ("step", "settings", "objective"),
+    [("before", {"objective": "taco"}, "taco"), ("dictionary", {"layer": 2}, "mlsm+mlm"), ("before", {}, None)],
+)
+def test_a_folder_of_another_objective_needs_it_named(
+    start: Path, tmp_path: Path, capsys: Capture, step: str, settings: dict[str, Any], objective: str | None
+) -> None:
+    output = tmp_path / "out"
+    output.mkdir()
+    record = {step: {"signature": {"settings": settings}, "done": True}}
+    (output / "steps.json").write_text(json.dumps(record), encoding="utf-8")
+    if objective is None:
+        assert recorded_objective(output) is None
+        return
+    command = words(start, output, objective="mlm")
+    place = command.index("--objective")
+    line = failing_mlsm(capsys, *command[:place], *command[place + 2 :])
+    assert f"was begun with --objective {objective}, and the default is mlm: pass --objective {objective} to" in line
+    assert read_json(output / "steps.json") == record
 
 
 def test_a_new_model_is_compared_with_its_teacher(

@@ -31,8 +31,17 @@ def test_a_failed_coding_is_a_failed_task(tmp_path: Path) -> None:
     from mlsm_plugin.cli.datatrove_step import EncodeCorpus
 
     step = EncodeCorpus(str(tmp_path / "none"), "--auxiliary", "aux.pt", "--dictionary", "dict")
-    with pytest.raises(RuntimeError, match="mlsm encode failed in task 1 of 2"):
+    with pytest.raises(OSError, match="none"):
         list(step.run(rank=1, world_size=2))
+
+
+def test_words_that_are_wrong_usage_are_a_failed_task(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("datatrove", reason="the extra datatrove is not installed")
+    from mlsm_plugin.cli.datatrove_step import EncodeCorpus
+
+    with pytest.raises(ValueError, match=r"`mlsm encode data --thread 2` is wrong usage; the output of the process"):
+        list(EncodeCorpus("data", "--thread", "2").run())
+    assert "the following arguments are required: --auxiliary, --dictionary" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ import torch
 from mlsm_plugin.core.files.atomic_files import link_file, read_json, write_json
 from mlsm_plugin.core.files.json_checks import check_json, fields
 from mlsm_plugin.core.files.output_lock import in_turn
-from mlsm_plugin.core.files.planned_folder import PlannedFolder
+from mlsm_plugin.core.files.planned_folder import PlannedFolder, differences
 from mlsm_plugin.fairseq_plugin.compat.checkpoint_contents import read_contents
 from mlsm_plugin.fairseq_plugin.compat.checkpoint_states import WORDS, save_whole, updates_of
 from mlsm_plugin.fairseq_plugin.compat.model_parts import ATOM_PROJECTION
@@ -28,6 +28,7 @@ from mlsm_plugin.fairseq_plugin.compat.resumed_runs import LAST
 TEACHER = "model.pt"
 SECONDS = "seconds.json"
 PLAN = "stages.json"
+ADVICE = "Choose another --save-dir"
 INITIAL_DEVIATION = 0.02  # standard deviation, as in BERT's linear layers
 
 
@@ -76,10 +77,11 @@ def plan_of(
 
     A run that has not saved a checkpoint yet may change all settings. A run without a dictionary yet may change the
     settings of its codes (``code_names``), so a layer that does not exist can be corrected without losing the first
-    stage. Settings that an earlier version did not record are recorded now. ValueError if the record is damaged.
+    stage. Settings that an earlier version did not record are recorded now, if the run can continue with the others.
+    ValueError if the record is damaged.
     """
     path = save_dir / PLAN
-    folder = PlannedFolder(save_dir, settings, plan_file=PLAN, advice="Choose another --save-dir")
+    folder = PlannedFolder(save_dir, settings, plan_file=PLAN, advice=ADVICE)
     if updates_of(save_dir / LAST) == 0:
         folder.forget()
     elif path.exists():
@@ -88,7 +90,10 @@ def plan_of(
             known["lambda_"] = known.pop("lambda")
         may_change = [] if stages[1].dictionary.exists() else code_names
         kept = {name: value for name, value in known.items() if name in settings and name not in may_change}
-        write_json(path, settings | kept)
+        shared = {name: folder.plan[name] for name in kept}
+        if differences(kept, shared):  # the run cannot continue, and what is not recorded may be as wrong
+            folder = PlannedFolder(save_dir, shared, plan_file=PLAN, advice=ADVICE)
+        write_json(path, folder.plan | kept)
     return folder
 
 

@@ -149,6 +149,19 @@ def test_a_record_of_an_earlier_version_is_completed(tmp_path: Path) -> None:
             plan_of(stages, tmp_path, settings | {name: value}, codes).begin()
 
 
+def test_a_refused_run_does_not_complete_the_record(tmp_path: Path) -> None:
+    stages = stages_of(tmp_path, 100, [20])
+    write_checkpoint(tmp_path / LAST, 20)
+    stages[1].dictionary.mkdir(parents=True)
+    write_json(tmp_path / PLAN, {"stages": [20], "lambda": 0.05})
+    settings: dict[str, object] = {"stages": [20], "lambda_": 0.05, "batch_size": 400}
+    codes = ["lambda_", "batch_size"]
+    with pytest.raises(ValueError, match=r"other settings: lambda_ is 0\.05 there and 0\.1 now\. Choose"):
+        plan_of(stages, tmp_path, settings | {"lambda_": 0.1, "batch_size": 100}, codes).begin()
+    plan_of(stages, tmp_path, settings, codes).begin()
+    assert read_json(tmp_path / PLAN) == settings
+
+
 def test_a_new_head_leaves_everything_else_as_it_is(tiny: TinyData, tmp_path: Path) -> None:
     flags = ("--num-atoms", 7, "--max-positions", 24, "--tokens-per-sample", 24)
     last = save_untrained(tiny.data_bin, tmp_path, *flags)
