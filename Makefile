@@ -38,10 +38,10 @@ $(STAMP): pyproject.toml setup.py constraints.txt scripts/find_python.sh
 	$(VENV)/bin/mlsm doctor
 	@touch $(STAMP)
 
-# gradio is large, and only the slow lane opens its page; datatrove is only run there
+# gradio is large, and only the slow lane opens its page
 $(SLOW_STAMP): $(STAMP)
 	PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 \
-	  $(VENV)/bin/python -m pip install --progress-bar off -q -e '.[test,explore,datatrove]'
+	  $(VENV)/bin/python -m pip install --progress-bar off -q -e '.[test,explore]'
 	@touch $(SLOW_STAMP)
 
 demo: setup

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from mlsm_plugin.cli.datatrove_step import EncodeCorpus
 from tests.cli.coding_runs import contents, copy_without_codes, encode_words, kill_once_there
 from tests.conftest import REPOSITORY, Pipeline, mlsm
 
@@ -18,27 +19,18 @@ SCRIPT = REPOSITORY / "examples" / "datatrove" / "encode.py"
 
 
 def test_what_the_executor_decides_is_refused() -> None:
-    pytest.importorskip("datatrove", reason="the extra datatrove is not installed")
-    from mlsm_plugin.cli.datatrove_step import EncodeCorpus
-
     for words in (("data", "--process-index", "1"), ("data", "--num-processes=2")):
         with pytest.raises(ValueError, match="is decided by the executor; leave it out"):
             EncodeCorpus(*words)
 
 
 def test_a_failed_coding_is_a_failed_task(tmp_path: Path) -> None:
-    pytest.importorskip("datatrove", reason="the extra datatrove is not installed")
-    from mlsm_plugin.cli.datatrove_step import EncodeCorpus
-
     step = EncodeCorpus(str(tmp_path / "none"), "--auxiliary", "aux.pt", "--dictionary", "dict")
     with pytest.raises(OSError, match="none"):
         list(step.run(rank=1, world_size=2))
 
 
 def test_words_that_are_wrong_usage_are_a_failed_task(capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("datatrove", reason="the extra datatrove is not installed")
-    from mlsm_plugin.cli.datatrove_step import EncodeCorpus
-
     with pytest.raises(ValueError, match=r"`mlsm encode data --thread 2` is wrong usage; the output of the process"):
         list(EncodeCorpus("data", "--thread", "2").run())
     assert "the following arguments are required: --auxiliary, --dictionary" in capsys.readouterr().err
@@ -46,7 +38,6 @@ def test_words_that_are_wrong_usage_are_a_failed_task(capsys: pytest.CaptureFixt
 
 @pytest.mark.slow
 def test_tasks_code_what_one_process_codes_and_a_killed_run_goes_on(pipeline: Pipeline, tmp_path: Path) -> None:
-    pytest.importorskip("datatrove", reason="the extra datatrove is not installed")
     alone = copy_without_codes(pipeline.data_bin, tmp_path / "alone")
     mlsm(*encode_words(pipeline, alone, *SMALL_SHARDS))
     data = copy_without_codes(pipeline.data_bin, tmp_path / "data-bin")
