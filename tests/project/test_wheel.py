@@ -110,6 +110,7 @@ def test_the_metadata_says_what_pip_and_a_reader_need(wheel: Path) -> None:
         "hf",
         "explore",
         "lora",
+        "datatrove",
         "docs",
         "test",
     ]
