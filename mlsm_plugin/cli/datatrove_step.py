@@ -44,13 +44,16 @@ class EncodeCorpus(PipelineStep):
     def run(self, data: "Iterator[Document] | None" = None, rank: int = 0, world_size: int = 1) -> "Iterator[Document]":
         """Code the shards of a task; the log of the task gets the error of ``mlsm encode``.
 
-        ValueError, OSError or ImportError if ``mlsm encode`` fails, ValueError if it does not take the words.
+        ValueError, OSError or ImportError if ``mlsm encode`` fails, ValueError if it does not take the words,
+        RuntimeError if its status is not 0.
         """
         yield from data or ()
         share = ["--process-index", str(rank), "--num-processes", str(world_size)]
         with self.track_time():
             try:
-                run_command(["encode", *self.words, *share])
-            except SystemExit:  # with it, the process of a task would end, and datatrove would wait for the task forever
+                status = run_command(["encode", *self.words, *share])
+            except SystemExit:  # it would end the process of the task, for which datatrove would wait forever
                 words = shlex.join(self.words)
                 raise ValueError(f"`mlsm encode {words}` is wrong usage; the output of the process says why") from None
+        if status != 0:
+            raise RuntimeError(f"mlsm encode ended with status {status} in task {rank} of {world_size}")
