@@ -137,18 +137,22 @@ def _is_index(folder: Path) -> bool:
 
 
 def _checked_number(documents: Iterator[Document]) -> int:
-    """Read all documents and return their number; ValueError if there are none, or one cannot be read."""
+    """Read all documents and return their number; ValueError if none has a text, or one cannot be read."""
     number = 0
+    has_text = False
 
     def names() -> Iterator[str]:
-        nonlocal number
+        nonlocal number, has_text
         for document in documents:
             number += 1
+            has_text = has_text or bool(document.text.strip())
             yield document.name
 
     repeated = number_of_repeated_names(names())
     if not number:
         raise ValueError("there is no document in the files")
+    if not has_text:
+        raise ValueError(f"none of the {number} documents has a text")
     if repeated:
         logger.warning(
             "%d of %d documents have the id of another: results cannot tell them apart, and they cannot be exported; "

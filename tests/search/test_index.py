@@ -138,6 +138,9 @@ def test_a_document_that_cannot_be_read_is_told_before_anything_is_written(
     (tmp_path / "late.jsonl").write_text('{"text": "a"}\n{}\n')
     with pytest.raises(ValueError, match="line 2 has no text"):
         build_index([text, tmp_path / "late.jsonl"], coder, tmp_path / "index", SMALL)
+    (tmp_path / "late.jsonl").write_text('{"text": ""}\n{"text": " "}\n')
+    with pytest.raises(ValueError, match="none of the 2 documents has a text"):
+        build_index([tmp_path / "late.jsonl"], coder, tmp_path / "index", SMALL)
     assert not (tmp_path / "index").exists()
 
 

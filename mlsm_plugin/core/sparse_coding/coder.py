@@ -41,6 +41,8 @@ def kind_of(directory: PathLike) -> type[SparseCoder]:
     if not path.is_file():
         raise ValueError(f"{directory} holds no {META_FILE}; make the dictionary with `mlsm dictionary`")
     meta = read_json(path)
+    if isinstance(meta, dict) and not {"kind", "dim"} & meta.keys():
+        raise ValueError(f"{directory} holds no dictionary: its {META_FILE} is of something else")
     kind = meta.get("kind", LassoCoder.kind) if isinstance(meta, dict) else None
     if not isinstance(kind, str) or kind not in _KINDS:
         raise ValueError(

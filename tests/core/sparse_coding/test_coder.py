@@ -110,6 +110,9 @@ def test_folders_without_a_coder_are_named(tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path / "nowhere"):
         with pytest.raises(ValueError, match=rf"{folder} holds no meta\.json; make the dictionary with `mlsm dict"):
             load_coder(folder)
+    (tmp_path / "meta.json").write_text('{"max_length": 512}')  # of token sequences
+    with pytest.raises(ValueError, match=rf"{tmp_path} holds no dictionary: its meta\.json is of something else"):
+        load_coder(tmp_path)
     (tmp_path / "meta.json").write_text("[1, 2]")
     with pytest.raises(ValueError, match=f"{tmp_path} holds a coder of the unknown kind None"):
         load_coder(tmp_path)
