@@ -26,7 +26,8 @@ from tests.conftest import REPOSITORY, Pipeline, fairseq_train, logged
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("warm_python")]
 
 # the one of examples/huggingface holds options of Hugging Face's Trainer
-EXAMPLES = sorted(path for path in (REPOSITORY / "examples").rglob("*.yaml") if path.parent.name != "huggingface")
+WITHOUT_FAIRSEQ = ("huggingface", "datatrove")
+EXAMPLES = sorted(path for path in (REPOSITORY / "examples").rglob("*.yaml") if path.parent.name not in WITHOUT_FAIRSEQ)
 LEFT_BEHIND_BY_HYDRA = ("outputs", "multirun", ".hydra", "hydra_train.log")
 
 
