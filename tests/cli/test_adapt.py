@@ -336,6 +336,7 @@ def test_a_student_has_no_other_auxiliary_model(start: Path, tmp_path: Path, cap
     assert "with --student, MODEL itself is the auxiliary model; leave --auxiliary out" in line
 
 
+@pytest.mark.slow
 def test_the_text_may_be_a_column_or_a_dataset(start: Path, tmp_path: Path, capsys: Capture) -> None:
     pytest.importorskip("datasets")
     (tmp_path / "data").mkdir()
@@ -382,6 +383,7 @@ def test_a_folder_with_another_model_is_refused_first(start: Path, tmp_path: Pat
     assert not (tmp_path / "out" / "steps.json").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["roberta", "xlm-roberta", "deberta-v2"])
 def test_text_beside_masks_is_read_as_it_was_trained_on(
     start: Path, tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture

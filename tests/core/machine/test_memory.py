@@ -39,11 +39,13 @@ def test_the_process_keeps_its_memory() -> None:
     assert python("-c", KEEP) == "True\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variables", [{"MALLOC_ARENA_MAX": "2"}, AS_GLIBC_DOES])
 def test_the_choice_of_the_user_stays(variables: dict[str, str]) -> None:
     assert python("-c", KEEP, **variables) == "False\n"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
 def test_another_allocator_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "allocator.c").write_text(ALLOCATOR, encoding="utf-8")
