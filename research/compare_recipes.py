@@ -31,6 +31,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from labelled_lines import first_lines
 from transformers import (
     AutoModelForMaskedLM,
     DataCollatorForLanguageModeling,
@@ -150,18 +151,8 @@ class Comparison:
     @cached_property
     def evaluation(self) -> EvaluationData:
         """The evaluation data of all rows."""
-        pairs = [(self.first_lines(train), test) for train, test in self.args.labelled]
+        pairs = [(first_lines(train, self.args.lines, self.output), test) for train, test in self.args.labelled]
         return read_evaluation_data([self.args.valid], pairs, [], QualitySettings(queries=300, passages=2000))
-
-    def first_lines(self, path: str) -> Path:
-        """A new file with the first labelled texts of ``path``."""
-        shortened = self.output / "labelled" / Path(path).parent.name / "train.tsv"
-        if not shortened.exists():
-            shortened.parent.mkdir(parents=True, exist_ok=True)
-            lines = Path(path).read_text(encoding="utf-8").splitlines(keepends=True)
-            with atomic_open(shortened, "w") as file:
-                file.writelines(lines[: self.args.lines])
-        return shortened
 
     def row(self, name: str) -> dict[str, Any]:
         """The figures of a row; the minutes are part of its file's name."""

@@ -38,6 +38,7 @@ import numpy as np
 import scipy.sparse as sp
 import torch
 from control_codes import exchanged_sources, looked_up, means_of_types, of_types, write_random_dictionary
+from labelled_lines import first_lines
 from torch import Tensor, nn
 from transformers import Trainer, logging
 
@@ -302,18 +303,8 @@ class Comparison:
     @cached_property
     def evaluation(self) -> EvaluationData:
         """The evaluation data of all students."""
-        pairs = [(self.first_lines(train), test) for train, test in self.args.labelled]
+        pairs = [(first_lines(train, self.args.lines, self.output), test) for train, test in self.args.labelled]
         return read_evaluation_data([self.args.valid], pairs, [], QualitySettings(queries=500, passages=5000))
-
-    def first_lines(self, path: str) -> Path:
-        """A new file with the first labelled texts of ``path``."""
-        shortened = self.output / "labelled" / Path(path).parent.name / "train.tsv"
-        if not shortened.exists():
-            shortened.parent.mkdir(parents=True, exist_ok=True)
-            lines = Path(path).read_text(encoding="utf-8").splitlines(keepends=True)
-            with atomic_open(shortened, "w") as file:
-                file.writelines(lines[: self.args.lines])
-        return shortened
 
     def row(self, name: str, seed: int) -> dict[str, Any]:
         """The figures of a student."""
@@ -410,7 +401,7 @@ class Comparison:
         scores = {}
         for train, test in self.args.labelled:
             task = Path(train).parent.name
-            files = {"train": self.first_lines(train), "valid": test}
+            files = {"train": first_lines(train, self.args.lines, self.output), "valid": test}
             summary = Finetuning(folder / "model", files, folder / "finetuned" / task, settings).run([1])
             scores[task] = summary["seeds"][0]["score"]
         return scores

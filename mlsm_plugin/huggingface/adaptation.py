@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -368,54 +368,95 @@ class _Chain:
 
     def steps(self) -> list[Step]:
         """The steps in order, each with its inputs and outputs."""
-        settings = self.settings
-        output = self.output
-        training_texts = [Path(text) for text in self.texts_to_train]
-        evaluated = self._evaluated_texts
-        # an earlier version made everything anew for another --valid, and its folders still do
-        texts = training_texts if evaluated else [*training_texts, *(Path(text) for text in settings.valid_texts)]
-        tokens = [output / name for name in self.names]
-        valid = tokens[1:]  # what --valid becomes
-        reading = {
+        steps = [*self._source_steps(), *self._text_steps()]
+        if self.learning is not None:
+            steps += self._code_steps(self.learning)
+        return [*steps, *self._training_steps()]
+
+    def _reading(self) -> JsonObject:
+        """The settings with which the text is read."""
+        return {
             "files": len(self.texts_to_train),
             "max_length": self.length,
-            "apart": settings.objective == VECTORS,
+            "apart": self.settings.objective == VECTORS,
             "vocabulary": self.coded_tokenizer.vocabulary_fingerprint,
             "segmentation": self.coded_tokenizer.segmentation_fingerprint,
         }
-        steps = []
+
+    def _source_steps(self) -> Iterator[Step]:
+        """The steps that make plain text of a dataset, and learn a tokenizer from it."""
+        settings = self.settings
         if self.texts_to_train != settings.texts:
             source = {"dataset": settings.dataset, "split": settings.split, "column": settings.column}
             files = [Path(text) for text in settings.texts]
             if settings.dataset is not None:
                 files = files_of_dataset(settings.dataset)
-            steps.append(Step("documents", self.write_documents, source, files, [output / DOCUMENTS]))
+            yield Step("documents", self.write_documents, source, files, [self.output / DOCUMENTS])
         if settings.vocab_size is not None:
-            size = {"vocab_size": settings.vocab_size, **reading}
-            steps.append(Step("tokenizer", self.learn_tokenizer, size, training_texts, [output / TOKENIZER]))
+            size = {"vocab_size": settings.vocab_size, **self._reading()}
+            texts = [Path(text) for text in self.texts_to_train]
+            yield Step("tokenizer", self.learn_tokenizer, size, texts, [self.output / TOKENIZER])
+
+    def _text_steps(self) -> Iterator[Step]:
+        """The steps that make the inputs of the training from plain text."""
+        evaluated = self._evaluated_texts
+        texts = [Path(text) for text in self.texts_to_train]
+        reading = self._reading()
         if evaluated:
             reading[HOLDS_OUT] = False  # all of the text is trained on
-        steps.append(Step("text", self.write_text, reading, texts, tokens, evaluated=evaluated, of_evaluation=valid))
+        else:  # an earlier version made everything anew for another --valid, and its folders still do
+            texts += [Path(text) for text in self.settings.valid_texts]
+        tokens = [self.output / name for name in self.names]
+        of_valid = tokens[1:]
+        yield Step("text", self.write_text, reading, texts, tokens, evaluated=evaluated, of_evaluation=of_valid)
         if self.is_aligned:
-            folders = [output / f"{name}.{kind}" for name in self.names for kind in (AUXILIARY, PLACES)]
+            folders = [self.output / f"{name}.{kind}" for name in self.names for kind in (AUXILIARY, PLACES)]
             of_valid = folders[2:]
-            steps.append(Step("alignment", self.align, {}, texts, folders, evaluated=evaluated, of_evaluation=of_valid))
-        if settings.objective == VECTORS:
+            yield Step("alignment", self.align, {}, texts, folders, evaluated=evaluated, of_evaluation=of_valid)
+        if self.settings.objective == VECTORS:
             vectors = [folder.with_name(f"{folder.name}.vectors.npy") for folder in tokens]
-            teacher = {"teacher": HuggingFaceEncoder.fingerprint_of(str(settings.teacher))}
+            teacher = {"teacher": HuggingFaceEncoder.fingerprint_of(str(self.settings.teacher))}
             of_valid = vectors[1:]
-            steps.append(
-                Step("vectors", self.write_vectors, teacher, [], vectors, evaluated=evaluated, of_evaluation=of_valid)
-            )
-        if self.learning is not None:
-            learning = identity(self.learning)
-            learning["auxiliary"] = HuggingFaceEncoder.fingerprint_of(settings.coded_model)
-            stores = [output / f"{name}.codes" for name in TEXT_PARTS]
-            top = {"latent_top": settings.latent_top}
-            steps.append(Step("dictionary", self.learn, learning, [], [output / DICTIONARY]))
-            steps.append(
-                Step("codes", self.code, top, [], stores, by_all=True, evaluated=evaluated, of_evaluation=stores[1:])
-            )
+            yield Step("vectors", self.write_vectors, teacher, [], vectors, evaluated=evaluated, of_evaluation=of_valid)
+
+    def _code_steps(self, settings: LearningSettings) -> Iterator[Step]:
+        """The steps that learn a dictionary and code the text with it."""
+        learning = identity(settings)
+        learning["auxiliary"] = HuggingFaceEncoder.fingerprint_of(self.settings.coded_model)
+        yield Step("dictionary", self.learn, learning, [], [self.output / DICTIONARY])
+        yield Step(
+            "codes",
+            self.code,
+            {"latent_top": self.settings.latent_top},
+            [],
+            [self.output / f"{name}.codes" for name in TEXT_PARTS],
+            by_all=True,
+            evaluated=self._evaluated_texts,
+            of_evaluation=[self.output / f"{TEXT_PARTS[1]}.codes"],
+        )
+
+    def _training_steps(self) -> Iterator[Step]:
+        """The evaluation of the model as it is, and the training."""
+        model = self.output / MODEL
+        evaluated = self._evaluated_texts
+        training = self._training_identity()
+        yield Step("before", self.evaluate, training, [], [], by_all=True, evaluated=evaluated)
+        yield Step(
+            "training",
+            self.train,
+            training,
+            [],
+            [model, self.output / CHECKPOINTS],
+            checked=[model],
+            by_all=True,
+            editable=[model / CARD],
+            evaluated=evaluated,
+            of_evaluation=[model],  # its card; the last checkpoint has its weights
+        )
+
+    def _training_identity(self) -> JsonObject:
+        """The settings that decide the trained model, besides the text."""
+        settings = self.settings
         training = identity(settings)
         training["model"] = HuggingFaceEncoder.fingerprint_of(settings.model)
         recipe = identity(self.training)
@@ -427,23 +468,7 @@ class _Chain:
             training["student"] = self.config.to_dict() if os.path.exists(settings.student) else settings.student
         if settings.objective == "distill":
             training["teacher"] = HuggingFaceEncoder.fingerprint_of(str(settings.teacher))
-        results = [output / MODEL, output / CHECKPOINTS]
-        steps.append(Step("before", self.evaluate, training, [], [], by_all=True, evaluated=evaluated))
-        steps.append(
-            Step(
-                "training",
-                self.train,
-                training,
-                [],
-                results,
-                checked=[output / MODEL],
-                by_all=True,
-                editable=[output / MODEL / CARD],
-                evaluated=evaluated,
-                of_evaluation=[output / MODEL],  # its card; the last checkpoint has its weights
-            )
-        )
-        return steps
+        return training
 
     def quality_step(self, quality: Quality) -> Step:
         """The step after the training, which compares the model with the original."""

@@ -65,7 +65,9 @@ class DrawnCodes(TextCoder):
         self.seconds = 0.0
 
     def _codes(self, tokens: torch.Tensor, chosen: torch.Tensor) -> sp.csr_matrix:
-        raise NotImplementedError
+        ids = tokens[chosen].numpy()
+        activations = (0.5 + ids % 7 / 4).astype(np.float32)
+        return sp.csr_matrix((activations, ids // FORMS, np.arange(len(ids) + 1)), shape=(len(ids), ATOMS))
 
     def coded(self, texts: Sequence[str], *, batch_tokens: int = BATCH_TOKENS) -> list[TextCodes]:
         start = time.perf_counter()
@@ -75,9 +77,8 @@ class DrawnCodes(TextCoder):
 
     def _coded(self, text: str) -> TextCodes:
         ids = np.array([int(word[1:]) for word in text.split()])
-        activations = (0.5 + ids % 7 / 4).astype(np.float32)
-        matrix = sp.csr_matrix((activations, ids // FORMS, np.arange(len(ids) + 1)), shape=(len(ids), ATOMS))
-        return TextCodes(matrix, ids, [(0, 0)] * len(ids))
+        codes = self._codes(torch.from_numpy(ids), torch.ones(len(ids), dtype=torch.bool))
+        return TextCodes(codes, ids, [(0, 0)] * len(ids))
 
 
 def drawn_texts(rng: np.random.Generator, number: int, fewest: int, most: int) -> Iterator[str]:

@@ -9,19 +9,8 @@ import pytest
 
 from mlsm_plugin.huggingface.coded_text import open_coded_text
 from mlsm_plugin.huggingface.token_sequences import TokenSequences
-from tests.conftest import made_once, mlsm
-from tests.huggingface.coded_model import CodedModel, coded_model
+from tests.huggingface.coded_model import CodedModel
 from tests.tiny_hf_models import make_model
-
-
-@pytest.fixture(scope="module")
-def coded(tmp_path_factory: pytest.TempPathFactory, english_text: tuple[Path, Path]) -> CodedModel:
-    return coded_model(tmp_path_factory, english_text[0])
-
-
-@pytest.fixture(scope="module")
-def codes(coded: CodedModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return made_once(tmp_path_factory, "delphi-codes", lambda root: mlsm(*coded.words(root / "codes"))) / "codes"
 
 
 def test_codes_of_the_first_sequences(coded: CodedModel, codes: Path, tmp_path: Path) -> None:

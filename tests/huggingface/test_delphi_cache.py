@@ -17,9 +17,9 @@ from mlsm_plugin.core.sparse_coding.code_store import CodeStore, is_code_store
 from mlsm_plugin.huggingface import delphi_cache
 from mlsm_plugin.huggingface.delphi_cache import CONTEXT, write_delphi_cache
 from mlsm_plugin.huggingface.token_sequences import TokenSequences
-from tests.conftest import REPOSITORY, failing_mlsm, made_once, mlsm
+from tests.conftest import REPOSITORY, failing_mlsm, mlsm
 from tests.hub.test_other_versions import install_version
-from tests.huggingface.coded_model import LAYER, CodedModel, coded_model
+from tests.huggingface.coded_model import LAYER, CodedModel
 from tests.tiny_hf_models import make_model
 
 Capture = pytest.CaptureFixture[str]
@@ -56,16 +56,6 @@ for record in dataset:
     result["records"].append([str(record.latent), strongest.activations.max().item(), "".join(strongest.str_tokens)])
 print(json.dumps(result))
 """
-
-
-@pytest.fixture(scope="module")
-def coded(tmp_path_factory: pytest.TempPathFactory, english_text: tuple[Path, Path]) -> CodedModel:
-    return coded_model(tmp_path_factory, english_text[0])
-
-
-@pytest.fixture(scope="module")
-def codes(coded: CodedModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return made_once(tmp_path_factory, "delphi-codes", lambda root: mlsm(*coded.words(root / "codes"))) / "codes"
 
 
 def entries_in(folder: Path) -> coo_matrix:

@@ -20,9 +20,9 @@ from mlsm_plugin.core.text.hf_tokenizer import HuggingFaceTokenizer
 from mlsm_plugin.huggingface import neuronpedia_export
 from mlsm_plugin.huggingface.neuronpedia_export import write_neuronpedia_export
 from mlsm_plugin.huggingface.token_sequences import TokenSequences
-from tests.conftest import failing_mlsm, made_once, mlsm
+from tests.conftest import failing_mlsm, mlsm
 from tests.hub.test_other_versions import install_version
-from tests.huggingface.coded_model import LAYER, CodedModel, coded_model
+from tests.huggingface.coded_model import LAYER, CodedModel
 from tests.tiny_hf_models import make_model
 
 Capture = pytest.CaptureFixture[str]
@@ -121,16 +121,6 @@ for path in sorted(Path(sys.argv[1], "activations").iterdir()):
         number += 1
 print(number)
 """
-
-
-@pytest.fixture(scope="module")
-def coded(tmp_path_factory: pytest.TempPathFactory, english_text: tuple[Path, Path]) -> CodedModel:
-    return coded_model(tmp_path_factory, english_text[0])
-
-
-@pytest.fixture(scope="module")
-def codes(coded: CodedModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return made_once(tmp_path_factory, "delphi-codes", lambda root: mlsm(*coded.words(root / "codes"))) / "codes"
 
 
 @pytest.fixture(scope="module")

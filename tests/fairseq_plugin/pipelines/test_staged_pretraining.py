@@ -136,30 +136,34 @@ def test_other_settings_are_refused_once_a_checkpoint_is_there(tmp_path: Path) -
     begin(stages=[30], layer=2, iterations=5)
 
 
-def test_a_record_of_an_earlier_version_is_completed(tmp_path: Path) -> None:
-    stages = stages_of(tmp_path, 100, [20])
+@pytest.fixture
+def earlier(tmp_path: Path) -> Path:
+    """A run with a dictionary, whose record an earlier version wrote."""
     write_checkpoint(tmp_path / LAST, 20)
-    stages[1].dictionary.mkdir(parents=True)
+    stages_of(tmp_path, 100, [20])[1].dictionary.mkdir(parents=True)
     write_json(tmp_path / PLAN, {"stages": [20], "lambda": 0.05})
-    settings: dict[str, object] = {"stages": [20], "lambda_": 0.05, "batch_size": 400}
-    codes = ["lambda_", "batch_size"]
-    plan_of(stages, tmp_path, settings, codes).begin()
-    for name, value in (("lambda_", 0.1), ("batch_size", 100)):
-        with pytest.raises(ValueError, match=f"{name} is {settings[name]} there and {value} now"):
-            plan_of(stages, tmp_path, settings | {name: value}, codes).begin()
+    return tmp_path
 
 
-def test_a_refused_run_does_not_complete_the_record(tmp_path: Path) -> None:
-    stages = stages_of(tmp_path, 100, [20])
-    write_checkpoint(tmp_path / LAST, 20)
-    stages[1].dictionary.mkdir(parents=True)
-    write_json(tmp_path / PLAN, {"stages": [20], "lambda": 0.05})
-    settings: dict[str, object] = {"stages": [20], "lambda_": 0.05, "batch_size": 400}
-    codes = ["lambda_", "batch_size"]
+def begin_with(run: Path, **changed: object) -> dict[str, object]:
+    settings: dict[str, object] = {"stages": [20], "lambda_": 0.05, "batch_size": 400, **changed}
+    plan_of(stages_of(run, 100, [20]), run, settings, ["lambda_", "batch_size"]).begin()
+    return settings
+
+
+def test_a_record_of_an_earlier_version_is_completed(earlier: Path) -> None:
+    begin_with(earlier)
+    with pytest.raises(ValueError, match=r"lambda_ is 0\.05 there and 0\.1 now"):
+        begin_with(earlier, lambda_=0.1)
+    with pytest.raises(ValueError, match="batch_size is 400 there and 100 now"):
+        begin_with(earlier, batch_size=100)
+
+
+def test_a_refused_run_does_not_complete_the_record(earlier: Path) -> None:
     with pytest.raises(ValueError, match=r"other settings: lambda_ is 0\.05 there and 0\.1 now\. Choose"):
-        plan_of(stages, tmp_path, settings | {"lambda_": 0.1, "batch_size": 100}, codes).begin()
-    plan_of(stages, tmp_path, settings, codes).begin()
-    assert read_json(tmp_path / PLAN) == settings
+        begin_with(earlier, lambda_=0.1, batch_size=100)
+    settings = begin_with(earlier)
+    assert read_json(earlier / PLAN) == settings
 
 
 def test_a_new_head_leaves_everything_else_as_it_is(tiny: TinyData, tmp_path: Path) -> None:
