@@ -54,6 +54,7 @@ CRITERIONS = {
     "taco": "token_contrastive",
     "nonparametric_masked_lm": "span_contrastive",
     "span_denoising": "cross_entropy",
+    "state_regression": "state_regression",
 }
 
 

@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     }
     add_settings(parser, Masking, without=("seed",), defaults=masks)
     add_settings(parser, Adaptation, only=("teacher", "temperature"))
-    codes = parser.add_argument_group("codes, for mlsm and mlsm+mlm")
+    codes = parser.add_argument_group("codes, for mlsm and mlsm+mlm (regression+mlm takes --auxiliary and --layer)")
     add_settings(codes, Adaptation, only=("auxiliary", "latent_top"))
     defaults = {**OF_CODES, "layer": Depends("the last")}
     add_settings(codes, LearningSettings, only=tuple(defaults), defaults=defaults)
@@ -83,7 +83,7 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
     from mlsm_plugin.core.hidden_states.hf_encoder import HuggingFaceEncoder
     from mlsm_plugin.core.sparse_coding.sparse_coder import torch_threads
     from mlsm_plugin.evaluation.held_out_quality import SMALL, HeldOutQuality
-    from mlsm_plugin.huggingface.adaptation import WITH_CODES, Adaptation, adapt
+    from mlsm_plugin.huggingface.adaptation import REGRESSION, WITH_CODES, Adaptation, adapt
     from mlsm_plugin.huggingface.collators import Masking
     from mlsm_plugin.huggingface.training import TrainingSettings
 
@@ -107,9 +107,12 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
             learning_rate=None,
         )
     else:
-        refuse_changed(
-            args, {"layer": None, **OF_CODES}, "only --objective mlsm and mlsm+mlm take options for making codes"
-        )
+        refuse_changed(args, OF_CODES, "only --objective mlsm and mlsm+mlm take options for making codes")
+    regressed_layer = None
+    if args.objective == REGRESSION:
+        regressed_layer = getattr(args, "layer", None)
+    elif learning is None:
+        refuse_changed(args, {"layer": None}, f"only --objective mlsm, mlsm+mlm and {REGRESSION} read a layer")
     settings = settings_of(
         Adaptation,
         args,
@@ -119,6 +122,7 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
         training=training,
         masking=settings_of(Masking, args),
         learning=learning,
+        regressed_layer=regressed_layer,
     )
     quality = HeldOutQuality(args.labelled, replace(SMALL, header=args.header))
     with torch_threads(args.threads):

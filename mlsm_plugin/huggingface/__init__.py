@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from mlsm_plugin.core.coding.coder_learning import LearningSettings
     from mlsm_plugin.core.coding.split_coder import CodingSettings
+    from mlsm_plugin.core.hidden_states.hf_encoder import LibraryEncoder
     from mlsm_plugin.core.losses.token_contrastive import Contrast
     from mlsm_plugin.core.sparse_coding.coder import load_coder
     from mlsm_plugin.huggingface.adaptation import Adaptation, adapt
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
         Masking,
         SpanDenoisingCollator,
         SpanGroupsCollator,
+        StateRegressionCollator,
         TokenContrastiveCollator,
     )
     from mlsm_plugin.huggingface.distilled_model import DistilledModel, SentenceVectorModel
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from mlsm_plugin.huggingface.pretraining_sequences import PretrainingSequences, SpanGroups
     from mlsm_plugin.huggingface.saved_folder import save_pretrained
     from mlsm_plugin.huggingface.sentence_vectors import SentenceCollator, SentenceVectors, write_vectors
+    from mlsm_plugin.huggingface.state_regression_model import StateRegressionModel
     from mlsm_plugin.huggingface.text_sequences import write_text_sequences
     from mlsm_plugin.huggingface.token_sequences import TokenSequences
     from mlsm_plugin.huggingface.trainer_callback import PretrainingCallback, loss_metrics, prepare
@@ -41,6 +44,7 @@ _MODULE_OF = {
     "LatentSemanticCollator": "mlsm_plugin.huggingface.collators",
     "LatentSemanticModel": "mlsm_plugin.huggingface.latent_semantic_model",
     "LearningSettings": "mlsm_plugin.core.coding.coder_learning",
+    "LibraryEncoder": "mlsm_plugin.core.hidden_states.hf_encoder",
     "MaskedLmCollator": "mlsm_plugin.huggingface.collators",
     "MaskedLmModel": "mlsm_plugin.huggingface.pretraining_model",
     "Masking": "mlsm_plugin.huggingface.collators",
@@ -53,6 +57,8 @@ _MODULE_OF = {
     "SpanDenoisingCollator": "mlsm_plugin.huggingface.collators",
     "SpanGroups": "mlsm_plugin.huggingface.pretraining_sequences",
     "SpanGroupsCollator": "mlsm_plugin.huggingface.collators",
+    "StateRegressionCollator": "mlsm_plugin.huggingface.collators",
+    "StateRegressionModel": "mlsm_plugin.huggingface.state_regression_model",
     "TokenContrastiveCollator": "mlsm_plugin.huggingface.collators",
     "TokenContrastiveModel": "mlsm_plugin.huggingface.pretraining_model",
     "TokenSequences": "mlsm_plugin.huggingface.token_sequences",
@@ -77,6 +83,7 @@ __all__ = [
     "LatentSemanticCollator",
     "LatentSemanticModel",
     "LearningSettings",
+    "LibraryEncoder",
     "MaskedLmCollator",
     "MaskedLmModel",
     "Masking",
@@ -89,6 +96,8 @@ __all__ = [
     "SpanDenoisingCollator",
     "SpanGroups",
     "SpanGroupsCollator",
+    "StateRegressionCollator",
+    "StateRegressionModel",
     "TokenContrastiveCollator",
     "TokenContrastiveModel",
     "TokenSequences",

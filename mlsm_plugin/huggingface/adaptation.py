@@ -48,6 +48,7 @@ from mlsm_plugin.huggingface.collators import (
     MaskedLmCollator,
     Masking,
     SpanGroupsCollator,
+    StateRegressionCollator,
     TokenContrastiveCollator,
 )
 from mlsm_plugin.huggingface.dataset_text import files_of_dataset, rows_of_dataset, rows_of_files, write_column
@@ -67,6 +68,7 @@ from mlsm_plugin.huggingface.pretraining_sequences import SEQUENCES_OF_GROUP, Pr
 from mlsm_plugin.huggingface.saved_folder import check_saved, save_pretrained
 from mlsm_plugin.huggingface.sentence_modules import copy_modules, modules_of, write_modules
 from mlsm_plugin.huggingface.sentence_vectors import SentenceCollator, SentenceVectors, write_vectors
+from mlsm_plugin.huggingface.state_regression_model import StateRegressionModel
 from mlsm_plugin.huggingface.student_model import learn_tokenizer, new_model, student_config
 from mlsm_plugin.huggingface.text_sequences import default_max_length, write_text_sequences
 from mlsm_plugin.huggingface.token_sequences import TokenSequences
@@ -76,10 +78,12 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast, Trainer
 
 VECTORS = "distill-vectors"
+REGRESSION = "regression+mlm"
 MODELS: dict[str, type[PretrainingModel]] = {  # by objective
     "mlm": MaskedLmModel,
     "mlsm": LatentSemanticModel,
     "mlsm+mlm": LatentSemanticModel,
+    REGRESSION: StateRegressionModel,
     "taco": TokenContrastiveModel,
     "npm": SpanContrastiveModel,
     "distill": DistilledModel,
@@ -89,14 +93,17 @@ COLLATORS: dict[str, type[MaskedLmCollator]] = {  # by objective, for those with
     "mlm": MaskedLmCollator,
     "mlsm": LatentSemanticCollator,
     "mlsm+mlm": LatentSemanticCollator,
+    REGRESSION: StateRegressionCollator,
     "taco": TokenContrastiveCollator,
     "distill": MaskedLmCollator,
 }
 WITH_CODES = ("mlsm", "mlsm+mlm")
+WITH_AUXILIARY = (*WITH_CODES, REGRESSION)
 OBJECTIVES_OF_OPTIONS = {
-    "auxiliary": WITH_CODES,
+    "auxiliary": WITH_AUXILIARY,
     "latent_top": WITH_CODES,
     "learning": WITH_CODES,
+    "regressed_layer": (REGRESSION,),
     "temperature": ("distill",),
 }
 HELD_OUT = 0.02  # share of the sequences, at the end of the text, if no text to evaluate on was passed
@@ -148,6 +155,7 @@ class Adaptation(KnownText):
         texts: files with one sentence per line and blank lines between documents.
         output: folder for all output.
         learning: how the dictionary is learned, and from which layer.
+        regressed_layer: hidden state of the auxiliary model to predict, with ``regression+mlm``; None: the last.
         masking: how much is masked, and how.
         training: how the model is trained; ``epochs`` replaces its ``updates``.
         epochs: passes over the text; None: train for ``training.updates``.
@@ -156,7 +164,13 @@ class Adaptation(KnownText):
     model: str = undeciding()  # the contents of these matter, not their names
     texts: Sequence[str] = undeciding()
     output: str = undeciding()
-    objective: str = option("mlm", choices=tuple(MODELS), help="what the model is trained for")
+    objective: str = option(
+        "mlm",
+        choices=tuple(MODELS),
+        help="what the model learns: mlm: masked tokens; mlsm: sparse codes of an auxiliary model's hidden states; "
+        "regression: these hidden states; taco: also, which tokens are near each other; npm: which spans of the text "
+        "are equal; distill, distill-vectors: the predictions, or the sentence vectors, of --teacher",
+    )
     dataset: str | None = option(
         None, metavar="NAME[:CONFIG]", help="text from a Hugging Face dataset instead of files: a folder or a hub name"
     )
@@ -167,7 +181,7 @@ class Adaptation(KnownText):
     student: str | None = option(
         None,
         metavar="SIZE",
-        help="train a new, small model, and only take codes and tokenizer from MODEL: LAYERSxWIDTH, such as 4x256 (a "
+        help="train a new, small model that learns from MODEL and has its tokenizer: LAYERSxWIDTH, such as 4x256 (a "
         "ModernBERT), or the folder of a config.json",
     )
     vocab_size: int | None = option(
@@ -186,7 +200,7 @@ class Adaptation(KnownText):
     auxiliary: str | None = option(
         None,
         metavar="MODEL",
-        help="model whose hidden states are coded (default: MODEL itself, as it is)",
+        help="model whose hidden states are coded or predicted (default: MODEL itself, as it is)",
         decides=False,
     )
     teacher: str | None = option(
@@ -198,6 +212,9 @@ class Adaptation(KnownText):
     )
     temperature: float = option(2.0, above=0, help="temperature of the predictions, for distill")
     learning: LearningSettings | None = None
+    regressed_layer: int | None = option(
+        None, least=0, help="hidden state of the auxiliary model to predict (default: the last)", decides=False
+    )
     latent_top: int | None = option(None, least=1, help="keep the N strongest atoms of each code")
     masking: Masking = field(default_factory=Masking)
     sentence_transformer: bool = option(
@@ -233,8 +250,8 @@ class Adaptation(KnownText):
             raise ValueError(f"--objective {VECTORS} takes no options for masks, since nothing is masked")
 
     @property
-    def coded_model(self) -> str:
-        """The model whose hidden states are coded."""
+    def auxiliary_model(self) -> str:
+        """The model whose hidden states are coded or predicted."""
         return self.auxiliary or self.model
 
 
@@ -345,16 +362,20 @@ class _Chain:
             self.training = replace(self.training, bf16="off")
         self.device = "cpu" if settings.training.cpu else process.device(torch.cuda.device_count())
         self.learning: LearningSettings | None = None
+        self.layer = 0  # of the auxiliary model
+        if settings.objective in WITH_AUXILIARY:
+            last = HuggingFaceEncoder.layers_of(settings.auxiliary_model)
+            self.layer = last if settings.regressed_layer is None else settings.regressed_layer
         if settings.objective in WITH_CODES:
-            last = HuggingFaceEncoder.layers_of(settings.coded_model)
             learning = settings.learning or LearningSettings(layer=last, coder="topk")
             self.learning = replace(learning, device=self.device, log=self._log(learning))
+            self.layer = learning.layer
         self.length = settings.max_length or default_max_length(self.source)
         if settings.max_length is None and settings.student is not None:
             self.length = min(self.length, LENGTH_OF_STUDENT)
         self.training = self._sized(self.training)
-        # whether codes belong to tokens of another vocabulary
-        self.is_aligned = settings.vocab_size is not None and self.learning is not None
+        # whether the auxiliary model reads the text in tokens of another vocabulary
+        self.is_aligned = settings.vocab_size is not None and settings.objective in WITH_AUXILIARY
 
     def _sized(self, training: TrainingSettings) -> TrainingSettings:
         """The training with its batch sizes: as chosen, else as recorded, else to suit the length."""
@@ -422,7 +443,7 @@ class _Chain:
     def _code_steps(self, settings: LearningSettings) -> Iterator[Step]:
         """The steps that learn a dictionary and code the text with it."""
         learning = identity(settings)
-        learning["auxiliary"] = HuggingFaceEncoder.fingerprint_of(self.settings.coded_model)
+        learning["auxiliary"] = HuggingFaceEncoder.fingerprint_of(self.settings.auxiliary_model)
         yield Step("dictionary", self.learn, learning, [], [self.output / DICTIONARY])
         yield Step(
             "codes",
@@ -468,6 +489,9 @@ class _Chain:
             training["student"] = self.config.to_dict() if os.path.exists(settings.student) else settings.student
         if settings.objective == "distill":
             training["teacher"] = HuggingFaceEncoder.fingerprint_of(str(settings.teacher))
+        if settings.objective == REGRESSION:
+            training["layer"] = self.layer
+            training["auxiliary"] = HuggingFaceEncoder.fingerprint_of(settings.auxiliary_model)
         return training
 
     def quality_step(self, quality: Quality) -> Step:
@@ -561,6 +585,8 @@ class _Chain:
             stock = self._stock(mlm_weight=mlm_weight)
             return self.kind.of(stock, num_atoms=self.learning.atoms, mlm_weight=mlm_weight)
         stock = self._stock()
+        if settings.objective == REGRESSION:
+            return self.kind.of(stock, auxiliary=self.encoder)
         if settings.objective == VECTORS:
             return self.kind.of(stock, width=HuggingFaceEncoder.width_of(str(settings.teacher)))
         if settings.teacher is not None:
@@ -579,11 +605,9 @@ class _Chain:
 
     @cached_property
     def encoder(self) -> LibraryEncoder:
-        """The model whose hidden states are coded, up to the coded layer."""
-        assert self.learning is not None
-        return LibraryEncoder(
-            self.settings.coded_model, layer=self.learning.layer, device=self.device, fp16=self.learning.fp16
-        )
+        """The auxiliary model, up to its layer."""
+        half = self.training.in_bf16 if self.learning is None else self.learning.fp16
+        return LibraryEncoder(self.settings.auxiliary_model, layer=self.layer, device=self.device, fp16=half)
 
     @cached_property
     def texts(self) -> Texts:
@@ -725,7 +749,7 @@ class _Chain:
         enough = max(MOST_PASSES * text.num_tokens, self.learning.atoms)
         learn_from_sequences(
             text,
-            self.settings.coded_model,
+            self.settings.auxiliary_model,
             output=self.output / DICTIONARY,
             settings=replace(self.learning, tokens=min(self.learning.tokens, enough)),
             encoder=self.encoder,
@@ -737,7 +761,7 @@ class _Chain:
         coding = CodingSettings.with_run(self.learning, self.learning.layer, latent_top=self.settings.latent_top)
         encode = partial(
             encode_sequences,
-            model=self.settings.coded_model,
+            model=self.settings.auxiliary_model,
             coder=load_coder(self.output / DICTIONARY),
             settings=coding,
             process=self.process,
@@ -842,7 +866,8 @@ class _Chain:
             return self._with_vectors()
         if self.settings.objective == "npm":
             return [SpanGroups(text) for text in self.texts]
-        return [PretrainingSequences(text) for text in self.texts]
+        pairs = zip(self.texts, self.aligned, strict=True)
+        return [PretrainingSequences(text, aligned=aligned) for text, aligned in pairs]
 
     def _with_vectors(self) -> list[SentenceVectors]:
         """Both parts of the text with the teacher's vectors; held-out sequences come from the end of the text."""

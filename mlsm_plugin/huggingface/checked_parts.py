@@ -9,8 +9,15 @@ import numpy as np
 from mlsm_plugin.core.hidden_states.hf_encoder import SUPPORTED, check_vocabulary, positions_of
 from mlsm_plugin.core.masking.masked_share import check_masked_share, check_usable_share, samples_to_look_at
 from mlsm_plugin.core.text.unknown_tokens import warn_of_unknown_ids
-from mlsm_plugin.huggingface.collators import MaskedLmCollator, SpanGroupsCollator, TokenContrastiveCollator
+from mlsm_plugin.huggingface.collators import (
+    MaskedLmCollator,
+    SpanGroupsCollator,
+    StateRegressionCollator,
+    TokenContrastiveCollator,
+)
+from mlsm_plugin.huggingface.pretraining_sequences import PretrainingSequences
 from mlsm_plugin.huggingface.sentence_vectors import SentenceCollator
+from mlsm_plugin.huggingface.state_regression_model import StateRegressionModel
 from mlsm_plugin.huggingface.token_sequences import TokenSequences
 
 if TYPE_CHECKING:
@@ -19,6 +26,7 @@ if TYPE_CHECKING:
 Collator = MaskedLmCollator | SpanGroupsCollator | SentenceCollator
 
 OWN_TOKENIZER = "pass the tokenizer that made them to the collator"
+OTHER_VOCABULARY = "align them with write_aligned, or use an auxiliary model with the same vocabulary"
 FEW_PAIRS = (
     "an anchor needs another known token in its sequence, and other sequences in its batch: use longer sequences, or a "
     "larger batch (--batch-size, per_device_train_batch_size)"
@@ -65,6 +73,22 @@ def _positions(model: Any, collator: Collator) -> int:
     if longest is not None and longest > positions:
         raise ValueError(f"max_length of the collator is {longest}, and the model takes at most {positions}; pass that")
     return positions
+
+
+def check_auxiliary(model: StateRegressionModel, dataset: Any, collator: object, name: str) -> None:
+    """Check that the auxiliary model reads the text of a dataset in its own tokens.
+
+    ValueError if the batches lack that text, or it was made with another tokenizer.
+    """
+    if not isinstance(collator, StateRegressionCollator):
+        raise ValueError(f"{type(collator).__name__} has no text for the auxiliary model; use StateRegressionCollator")
+    tokenizer = model.auxiliary.tokenizer
+    for inner in with_inner(dataset):
+        if isinstance(inner, PretrainingSequences):
+            sequences = inner.sequences if inner.aligned is None else inner.aligned.sequences
+            title = f"the auxiliary model's sequences of {name}"
+            sequences.check_made_with(tokenizer.vocabulary_fingerprint, title, "that model", remedy=OTHER_VOCABULARY)
+            sequences.check_positions(model.auxiliary.max_tokens)
 
 
 def check_contrast(trainer: "Trainer") -> None:

@@ -40,6 +40,7 @@ logger = logging.getLogger(__name__)
 Batch = dict[str, Any]  # tensors, and dicts of tensors, by name
 TokenIds = Sequence[int] | np.ndarray | Tensor | Mapping[str, Any]  # of a text, or an entry of a dataset with input_ids
 FEWEST_TOKENS = 200  # of a batch of NPM; smaller batches may have no common span
+NO_TOKEN = -1  # padding of sequences for an auxiliary model, whose padding id the collator does not know
 IGNORED = -100  # label of tokens that are not predicted, as in transformers
 Rng = np.random.Generator
 
@@ -230,6 +231,38 @@ class LatentSemanticCollator(MaskedLmCollator):
         if self.masking.whole_words and codes.coverage < 1:
             raise ValueError("whole_words needs codes of all positions; encode without --coverage")
         return codes
+
+
+class StateRegressionCollator(MaskedLmCollator):
+    """Masks tokens for which another model has a hidden state, and says where it is.
+
+    A batch also has ``auxiliary``: ``ids`` (B, T'), the unmasked text in the other model's tokens, padded with -1, and
+    ``places`` (n,), the index in ``ids.flatten()`` of the token whose hidden state belongs to each of the n masked
+    tokens, in the order of ``labels != -100``; both int64.
+    """
+
+    few_masks = "too many tokens have no token of the auxiliary model, or are unknown to the tokenizer"
+
+    def _masked(
+        self, sequences: Sequence[PretrainingSequence], rngs: Sequence[Rng]
+    ) -> tuple[Sequence[np.ndarray], Batch]:
+        masks = []
+        ids_of_auxiliary = []
+        places = []
+        for sequence, rng in zip(sequences, rngs, strict=True):
+            ids = sequence.input_ids
+            places_of_tokens = np.arange(len(ids))
+            if sequence.aligned is not None:
+                ids = sequence.aligned.sequences[sequence.index]
+                places_of_tokens = sequence.aligned.places[sequence.index] - 1
+            mask = self._drawn(sequence, rng) & (places_of_tokens >= 0)
+            masks.append(mask)
+            ids_of_auxiliary.append(ids)
+            places.append(places_of_tokens[mask])
+        batch_ids = padded(ids_of_auxiliary, NO_TOKEN)
+        first_places = np.arange(len(sequences)) * batch_ids.size(1)
+        flat_places = np.concatenate([row + first for row, first in zip(places, first_places, strict=True)])
+        return masks, {"auxiliary": {"ids": batch_ids, "places": torch.from_numpy(flat_places.astype(np.int64))}}
 
 
 class TokenContrastiveCollator(MaskedLmCollator):

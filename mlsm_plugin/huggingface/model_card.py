@@ -16,6 +16,8 @@ PAPERS = {  # by objective
     "[findings-acl.876](https://aclanthology.org/2023.findings-acl.876))",
     "mlsm+mlm": "masked latent semantic modelling together with masked language modelling (Berend, 2023, "
     "[findings-acl.876](https://aclanthology.org/2023.findings-acl.876))",
+    "regression+mlm": "masked language modelling together with regression of another model's hidden states (Romero et "
+    "al., 2015, [1412.6550](https://arxiv.org/abs/1412.6550))",
     "taco": "masked language modelling with a token-level contrastive loss (Fu et al., 2022, "
     "[acl-long.193](https://aclanthology.org/2022.acl-long.193))",
     "npm": "nonparametric masked language modelling (Min et al., 2023, [2212.01349](https://arxiv.org/abs/2212.01349))",

@@ -53,6 +53,7 @@ class PretrainingSequence:
     positions: np.ndarray  # (T,) int64, in the coded corpus; -1: the token has no code
     codes: SequenceCodes | None  # of the coded corpus
     progress: float = 1.0  # share of the training before this sequence; 1 in evaluations
+    aligned: AlignedSequences | None = None  # the text in the tokens of another model, if its vocabulary differs
 
 
 @dataclass(frozen=True)
@@ -149,7 +150,7 @@ class PretrainingSequences(Samples):
         if self.aligned is not None:
             positions = self.aligned.positions_of(index)
         progress = self.progress_of(index)
-        return PretrainingSequence(ids, int(index), int(self._epoch[0]), positions, self.codes, progress)
+        return PretrainingSequence(ids, int(index), int(self._epoch[0]), positions, self.codes, progress, self.aligned)
 
 
 class SpanGroups(Samples):

@@ -16,7 +16,8 @@ from transformers.integrations import TensorBoardCallback
 from mlsm_plugin.core.files.progress import Progress
 from mlsm_plugin.core.hidden_states.hf_encoder import FLOAT32_ONLY
 from mlsm_plugin.core.machine.memory import keep_freed_memory
-from mlsm_plugin.huggingface.checked_parts import check_contrast, check_parts, with_inner
+from mlsm_plugin.core.masking.masked_share import samples_to_look_at
+from mlsm_plugin.huggingface.checked_parts import check_auxiliary, check_contrast, check_parts, with_inner
 from mlsm_plugin.huggingface.epoch_order import (
     check_resumable,
     check_same_samples,
@@ -28,6 +29,7 @@ from mlsm_plugin.huggingface.epoch_order import (
 )
 from mlsm_plugin.huggingface.pretraining_model import PretrainingModel
 from mlsm_plugin.huggingface.pretraining_sequences import Samples
+from mlsm_plugin.huggingface.state_regression_model import StateRegressionModel
 
 MEASURED_UPDATES = 10  # after which the length of a training is told
 
@@ -248,7 +250,7 @@ def prepare(trainer: Trainer) -> Trainer:
 
     ValueError if the model has no objective of this package or overflows in the precision of the arguments, the process
     sees several GPUs, the arguments have label smoothing, or as in
-    :func:`~mlsm_plugin.huggingface.checked_parts.check_parts` and ``check_contrast``.
+    :func:`~mlsm_plugin.huggingface.checked_parts.check_parts`, ``check_auxiliary`` and ``check_contrast``.
     """
     if not isinstance(trainer.model, PretrainingModel):
         raise ValueError(f"{type(trainer.model).__name__} has no objective of this package; use LatentSemanticModel.of")
@@ -262,12 +264,27 @@ def prepare(trainer: Trainer) -> Trainer:
     for name, datasets in (("train_dataset", trainer.train_dataset), ("eval_dataset", trainer.eval_dataset)):
         for dataset in datasets.values() if isinstance(datasets, dict) else [datasets]:
             check_parts(trainer.model, dataset, trainer.data_collator, name)
+            if isinstance(trainer.model, StateRegressionModel):
+                check_auxiliary(trainer.model, dataset, trainer.data_collator, name)
     check_contrast(trainer)
+    _standardize(trainer)
     order_by_epoch(trainer)
     trainer.eval_dataset = _with_fixed_masks(trainer.eval_dataset, trainer.train_dataset)
     trainer.callback_handler.callbacks.insert(0, PretrainingCallback())
     trainer.compute_metrics = loss_metrics(trainer.model)
     return trainer
+
+
+def _standardize(trainer: Trainer) -> None:
+    """Standardize the hidden states to predict by those of the training text, if the model predicts hidden states."""
+    model = trainer.model
+    dataset: Any = trainer.train_dataset
+    if not isinstance(model, StateRegressionModel) or dataset is None:
+        return
+    if not hasattr(dataset, "__len__"):
+        raise ValueError("train_dataset has no length; hidden states are standardized by those of a sample of it")
+    places = samples_to_look_at(len(dataset))
+    model.standardize(trainer.data_collator([dataset[index]]) for index in places)
 
 
 def _with_fixed_masks(eval_dataset: Any, train_dataset: object) -> Any:

@@ -156,10 +156,12 @@ COMMANDS: dict[str, Callable[[Inputs, Path], Words]] = {
 
 def _fairseq_train(task: str, *flags: object) -> Callable[[Inputs, Path], Words]:
     size = TINY if task == "span_denoising" else (*TINY_MODEL, "--max-positions", 40)
+    reads_states = task == "state_regression"
     chosen = ("--task", task, "--criterion", CRITERIONS[task], *TINY_TRAINING, *size, "--train-subset", "valid", *flags)
     return lambda own, output: (
         *("fairseq-train", own.data_bin, "--user-dir", PLUGIN, *chosen, "--save-dir", own.text.parent),
         *("--max-update", 1, "--tokens-per-sample", 24),
+        *(("--auxiliary-checkpoint", own.model) if reads_states else ()),
     )
 
 

@@ -30,6 +30,7 @@ FLAGS: dict[str, tuple[object, ...]] = {
     "taco": (),
     "nonparametric_masked_lm": ("--group-size", 4),
     "span_denoising": (*SIZE, "--sample-break-mode", "none", "--tokens-per-sample", 48),
+    "state_regression": ("--auxiliary-checkpoint", "AUXILIARY", "--tokens-per-sample", 48),
 }
 NO_CODES = {"atoms": torch.zeros(0, 0, dtype=torch.int32), "weights": torch.zeros(0, 0).half()}
 Batch = dict[str, Any]
@@ -89,6 +90,7 @@ def made(pipeline: Pipeline) -> Callable[[str, bool], SimpleNamespace]:
     def make(name: str, modern: bool) -> SimpleNamespace:
         if (name, modern) not in known:
             flags = (*FLAGS[name], *(MODERN if modern else ()), "--autocast", "bf16")
+            flags = tuple(pipeline.auxiliary if flag == "AUXILIARY" else flag for flag in flags)
             cfg = training_config(pipeline.data_bin, *flags, task=name, criterion=CRITERIONS[name])
             task = tasks.setup_task(cfg.task)
             task.build_model(cfg.model)
@@ -108,6 +110,8 @@ def check_step(
         for parameter in model.parameters():
             parameter.mul_(scale)
     criterion = task.build_criterion(cfg.criterion).train()
+    if hasattr(criterion, "standardize"):
+        criterion.standardize([torch.randn(9, len(criterion.regression.mean))])
     if hasattr(criterion, "begin_update"):
         criterion.begin_update([batch], 0, device=torch.device("cpu"))
     optimizer = SimpleNamespace(backward=lambda loss: loss.backward())

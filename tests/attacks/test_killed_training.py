@@ -24,6 +24,7 @@ OBJECTIVES: dict[str, tuple[object, ...]] = {
     "taco": ("--dropout", 0.1),
     "nonparametric_masked_lm": ("--dropout", 0.1, "--batch-size", 8),
     "span_denoising": (*SIZE, "--sample-break-mode", "none", "--dropout", 0.1, "--tokens-per-sample", 48),
+    "state_regression": ("--dropout", 0.1, "--auxiliary-checkpoint", "AUXILIARY"),
 }
 
 
@@ -31,6 +32,7 @@ OBJECTIVES: dict[str, tuple[object, ...]] = {
 @pytest.mark.parametrize("task", OBJECTIVES)
 def test_killed_runs_end_as_one_that_was_never_stopped(pipeline: Pipeline, tmp_path: Path, task: str) -> None:
     more = ("--skip-invalid-size-inputs-valid-test", "--batch-size", 64, "--max-update", 60, *OBJECTIVES[task])
+    more = tuple(pipeline.auxiliary if word == "AUXILIARY" else word for word in more)
     whole, killed = (words_of(pipeline.data_bin, tmp_path / name, task, *more) for name in ("whole", "killed"))
     seconds_of(whole, tmp_path / "whole.log")
     assert run_with_kills(killed, tmp_path / "killed.log", KILLS, random.Random(task)) >= max(1, KILLS * 3 // 4)

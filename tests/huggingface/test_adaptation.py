@@ -21,7 +21,7 @@ def test_settings_out_of_range_are_one_line() -> None:
 
 
 def test_the_model_itself_is_coded_unless_another_is_named(tmp_path: Path) -> None:
-    assert Adaptation("model", ["text"], "out").coded_model == "model"
-    assert Adaptation("model", ["text"], "out", objective="mlsm", auxiliary="other").coded_model == "other"
+    assert Adaptation("model", ["text"], "out").auxiliary_model == "model"
+    assert Adaptation("model", ["text"], "out", objective="mlsm", auxiliary="other").auxiliary_model == "other"
     tiny_bert().save_pretrained(tmp_path)
     assert HuggingFaceEncoder.layers_of(tmp_path) == 2

@@ -16,7 +16,13 @@ from mlsm_plugin.core.losses.token_contrastive import sample_pairs
 from mlsm_plugin.fairseq_plugin.compat import model_parts
 from mlsm_plugin.hub.hf_export import export
 from mlsm_plugin.hub.stock_models import deberta_weights, modernbert_weights, roberta_weights, stock_model
-from mlsm_plugin.huggingface import LatentSemanticModel, SpanContrastiveModel, TokenContrastiveModel
+from mlsm_plugin.huggingface import (
+    LatentSemanticModel,
+    LibraryEncoder,
+    SpanContrastiveModel,
+    StateRegressionModel,
+    TokenContrastiveModel,
+)
 from mlsm_plugin.huggingface.collators import IGNORED
 from tests.conftest import Pipeline
 from tests.tiny_models import save_model
@@ -131,6 +137,26 @@ def test_taco(pipeline: Pipeline, arch: str, anchors: str) -> None:
     pairs = {"anchors": valid & masked if anchors == "masked" else valid, "positive": positive, "negative": negative}
     model = TokenContrastiveModel.of(both.stock, contrastive_weight=0.7)
     assert both.compare(model, {**for_trainer(sample, both.pad), "pairs": pairs}, sample) >= FEWEST
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_regression(pipeline: Pipeline, tmp_path: Path, arch: str) -> None:
+    """The auxiliary model of fairseq's way, exported, is that of the other."""
+    export(hub.from_pretrained(pipeline.auxiliary.parent, pipeline.auxiliary.name), tmp_path / "auxiliary", ["a line"])
+    flags = ("--auxiliary-checkpoint", pipeline.auxiliary, "--auxiliary-layer", 1, "--regression-weight", 0.7)
+    both = Both(pipeline.data_bin, arch, *flags, task="state_regression", criterion="state_regression")
+    both.task._masked_states._fp16 = False
+    both.task._masked_states._encoder = None
+    sample = both.task._with_states(both.batch())
+    both.criterion.standardize([sample["states"]])
+    encoder = LibraryEncoder(tmp_path / "auxiliary", layer=1, device="cpu")
+    model = StateRegressionModel.of(both.stock, auxiliary=encoder, regression_weight=0.7)
+    model.regression.load_state_dict(both.criterion.regression.state_dict())
+    batch = for_trainer(sample, both.pad)
+    masked = batch["labels"] != IGNORED
+    ids = torch.where(masked, batch["labels"], batch["input_ids"])
+    batch["auxiliary"] = {"ids": ids, "places": masked.flatten().nonzero().squeeze(1)}
+    assert both.compare(model, batch, sample) >= FEWEST
 
 
 @pytest.mark.parametrize("arch", ARCHS)

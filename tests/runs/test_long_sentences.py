@@ -22,13 +22,15 @@ def data(pipeline: Pipeline, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 @pytest.mark.parametrize("task", sorted(CRITERIONS))
 def test_objective_trains_and_validates_on_sentences_longer_than_a_sample(
-    data: Path, tmp_path: Path, task: str
+    pipeline: Pipeline, data: Path, tmp_path: Path, task: str
 ) -> None:
     training = [word for word in TINY_TRAINING if word != DROPS_LONG_SENTENCES]
     words = [data, "--user-dir", PLUGIN, "--save-dir", tmp_path, "--task", task, "--criterion", CRITERIONS[task]]
     words += [*TINY_MODEL, *training, "--max-update", 3, "--no-save", "--group-size", 4, "--batch-size", 2]
     if task != "nonparametric_masked_lm":
         words = words[: words.index("--group-size")]
+    if task == "state_regression":
+        words += ["--auxiliary-checkpoint", pipeline.auxiliary]
     if task == "span_denoising":
         words += ["--arch", "denoising_small", "--decoder-layers", 2, "--decoder-embed-dim", 32]
         words += ["--decoder-attention-heads", 2]

@@ -1,4 +1,4 @@
-"""The losses, as pure functions of tensors. Nothing in this folder imports fairseq."""
+"""The losses. All but one are pure functions of tensors. Nothing in this folder imports fairseq."""
 
 from mlsm_plugin.core.losses.cross_entropy import distillation_kl, token_cross_entropy
 from mlsm_plugin.core.losses.latent_semantic import (
@@ -8,6 +8,7 @@ from mlsm_plugin.core.losses.latent_semantic import (
     strongest_atom_cross_entropy,
 )
 from mlsm_plugin.core.losses.span_contrastive import SpanTerms, span_batch_terms, span_contrastive_terms
+from mlsm_plugin.core.losses.state_regression import StateRegression
 from mlsm_plugin.core.losses.token_contrastive import Contrast, ContrastiveTerms, contrastive_terms
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "ContrastiveTerms",
     "LatentSemanticTerms",
     "SpanTerms",
+    "StateRegression",
     "contrastive_terms",
     "distillation_kl",
     "latent_semantic_kl",

@@ -2,25 +2,23 @@
 
 import logging
 from collections.abc import Mapping
-from functools import cached_property
 from types import MappingProxyType
 
 import numpy as np
 import scipy.sparse as sp
 import torch
-from fairseq.data import Dictionary
 from torch import Tensor
 
 from mlsm_plugin.core.coding.block_coding import TOKENS_TO_JUDGE_EMPTINESS, store_meta
-from mlsm_plugin.core.coding.coder_fit import check_positions, check_width, fitting_fingerprint, fitting_layer
+from mlsm_plugin.core.coding.coder_fit import check_width, fitting_fingerprint, fitting_layer
 from mlsm_plugin.core.coding.split_coder import CodingSettings
 from mlsm_plugin.core.files.atomic_files import PathLike
 from mlsm_plugin.core.hidden_states.encoder import HiddenStateEncoder
 from mlsm_plugin.core.hidden_states.settings import BlockSettings
-from mlsm_plugin.core.hidden_states.sources import open_encoder, source_of
 from mlsm_plugin.core.sparse_coding.coder import load_coder
 from mlsm_plugin.core.sparse_coding.stored_codes import padded_distributions, strongest, without_negative_codes
-from mlsm_plugin.fairseq_plugin.data.token_blocks import is_content, load_dictionary
+from mlsm_plugin.fairseq_plugin.coding.masked_states import MaskedStates, check_exists
+from mlsm_plugin.fairseq_plugin.data.token_blocks import is_content
 
 logger = logging.getLogger(__name__)
 
@@ -28,8 +26,7 @@ logger = logging.getLogger(__name__)
 class OnlineCodes:
     """Codes of the masked tokens of a batch, the same as ``mlsm encode`` would store.
 
-    The constructor only reads the dictionary; :meth:`load_encoder` reads the auxiliary model. Pickling leaves out the
-    model; the copy reads it again when needed.
+    The constructor only reads the dictionary; :meth:`load_encoder` reads the auxiliary model.
 
     Args:
         data_bin: folder with the ``dict.txt`` of the data.
@@ -58,12 +55,7 @@ class OnlineCodes:
         tokens_per_sample: int,
         latent_top: int | None = None,
     ) -> None:
-        try:
-            source_of(checkpoint).files_of(checkpoint)  # raises an error that says what is missing
-        except FileNotFoundError as error:
-            raise FileNotFoundError(f"{error} (--auxiliary-checkpoint)") from None
-        self.data_bin = data_bin
-        self.checkpoint = checkpoint
+        check_exists(checkpoint)
         self.coder = load_coder(dictionary, **coder_options)
         self.settings = CodingSettings(
             fitting_layer(self.coder, layer, folder=dictionary, option="--latent-layer"),
@@ -71,36 +63,24 @@ class OnlineCodes:
             device="cpu",
             latent_top=latent_top,
         )
-        self._fp16 = fp16
-        self._encoder: HiddenStateEncoder | None = None
+        self._states = MaskedStates(
+            data_bin, checkpoint=checkpoint, layer=self.settings.layer, fp16=fp16, tokens_per_sample=tokens_per_sample
+        )
+        self._is_checked = False
         self._warned = False
         self._has_coded = False
 
-    def __getstate__(self) -> dict[str, object]:
-        return {name: value for name, value in self.__dict__.items() if name != "vocabulary"} | {"_encoder": None}
-
-    @cached_property
-    def vocabulary(self) -> Dictionary:
-        """The symbols of the data."""
-        return load_dictionary(self.data_bin)
-
     def load_encoder(self) -> HiddenStateEncoder:
-        """The auxiliary model, read once; it stays on the CPU until the first batch decides the device.
+        """The auxiliary model; see :meth:`MaskedStates.load_encoder`.
 
-        The state of torch's random generator does not change, so a run draws the same numbers as with a store.
         ValueError if model, dictionary, vocabulary and settings do not belong together.
         """
-        if self._encoder is None:
-            model = fitting_fingerprint(self.checkpoint, self.coder, self.settings.layer)
+        if not self._is_checked:
+            model = fitting_fingerprint(self._states.checkpoint, self.coder, self.settings.layer)
             self.meta = store_meta(self.coder, self.settings, split="", auxiliary=model, blocks=None)
-            with torch.random.fork_rng(devices=[]):
-                encoder = open_encoder(
-                    self.checkpoint, self.data_bin, layer=self.settings.layer, device="cpu", fp16=self._fp16
-                )
-            check_width(encoder, self.coder)
-            check_positions(encoder, self.settings.blocks.tokens_per_sample)
-            self._encoder = encoder
-        return self._encoder
+            check_width(self._states.load_encoder(), self.coder)
+            self._is_checked = True
+        return self._states.load_encoder()
 
     @torch.no_grad()
     def codes_of_masked(self, src_tokens: Tensor, target: Tensor) -> dict[str, Tensor]:
@@ -113,15 +93,14 @@ class OnlineCodes:
             ``atoms`` (n_masked, m) int32 padded with -1, and ``weights`` (n_masked, m) float16 padded with 0, on the
             device of ``target``, in the order of ``target.ne(pad)``. The rows of special symbols are empty.
         """
-        encoder = self.load_encoder()
-        if encoder.device != target.device:
-            encoder.to(target.device)
-        masked = target.ne(self.vocabulary.pad())
+        self.load_encoder()
+        vocabulary = self._states.vocabulary
+        masked = target.ne(vocabulary.pad())
         words = target[masked]  # (n_masked,); waits for the GPU, which has little to do before
         if len(words) == 0:
             return {"atoms": words.new_zeros(0, 0, dtype=torch.int32), "weights": words.new_zeros(0, 0).half()}
-        hidden = encoder.hidden_states_of(torch.where(masked, target, src_tokens), masked)
-        content = is_content(words, self.vocabulary)
+        hidden = self._states.states(torch.where(masked, target, src_tokens), masked)
+        content = is_content(words, vocabulary)
         threads = torch.get_num_threads()  # other ranks may share the cores
         encoded = self.coder.encode_padded(hidden, threads=threads)
         if encoded is None:

@@ -1,5 +1,10 @@
-"""fairseq's criterions: thin classes around the pure functions of ``losses``."""
+"""fairseq's criterions: thin classes around the functions and modules of ``losses``."""
 
-from mlsm_plugin.fairseq_plugin.criterions import latent_semantic_kl, span_contrastive, token_contrastive
+from mlsm_plugin.fairseq_plugin.criterions import (
+    latent_semantic_kl,
+    span_contrastive,
+    state_regression,
+    token_contrastive,
+)
 
-__all__ = ["latent_semantic_kl", "span_contrastive", "token_contrastive"]
+__all__ = ["latent_semantic_kl", "span_contrastive", "state_regression", "token_contrastive"]

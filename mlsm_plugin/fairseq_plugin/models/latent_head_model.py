@@ -93,8 +93,9 @@ class LatentHeadEncoder(RobertaEncoder):
             has_padding: whether ``src_tokens`` has padding, if known; not every encoder uses it.
             only: the tokens to project; replaces ``masked_tokens``, without waiting for a GPU.
 
-        With logits, ``extra["features"]`` are the final hidden states of all tokens, if they were computed, and
-        ``extra["zero_with_gradient"]`` is the zero to add to a loss (``losses.zero_gradients``).
+        With logits, ``extra["features"]`` are the final hidden states of all tokens, if they were computed,
+        ``extra["transformed"]`` is the input of the projections, and ``extra["zero_with_gradient"]`` is the zero to add
+        to a loss (``losses.zero_gradients``).
         """
         if features_only:
             return self.extract_features(src_tokens, return_all_hiddens=return_all_hiddens, has_padding=has_padding)
@@ -102,6 +103,7 @@ class LatentHeadEncoder(RobertaEncoder):
             only = ChosenTokens.of(masked_tokens)
         x, extra = self.features_to_project(src_tokens, only, return_all_hiddens, has_padding)
         transformed = self.lm_head.transform(x)
+        extra["transformed"] = transformed
         if project_atoms:
             extra["atom_logits"] = self.lm_head.atom_logits(transformed)
         idle = self.lm_head.idle_parameters(project_tokens=project_tokens, project_atoms=project_atoms)

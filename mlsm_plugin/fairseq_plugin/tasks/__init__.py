@@ -5,7 +5,15 @@ from mlsm_plugin.fairseq_plugin.tasks import (
     masked_latent_semantic,
     nonparametric_masked_lm,
     span_denoising,
+    state_regression,
     taco,
 )
 
-__all__ = ["base_masked_lm", "masked_latent_semantic", "nonparametric_masked_lm", "span_denoising", "taco"]
+__all__ = [
+    "base_masked_lm",
+    "masked_latent_semantic",
+    "nonparametric_masked_lm",
+    "span_denoising",
+    "state_regression",
+    "taco",
+]

@@ -19,6 +19,7 @@ FITTING = {
     "taco": {"token_contrastive", "masked_lm"},
     "nonparametric_masked_lm": {"span_contrastive"},
     "span_denoising": {"cross_entropy", "label_smoothed_cross_entropy"},
+    "state_regression": {"state_regression"},
 }
 TRIED = {*CRITERIONS.values(), "label_smoothed_cross_entropy", "sentence_prediction", "ctc", "wav2vec"}
 

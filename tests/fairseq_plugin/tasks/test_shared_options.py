@@ -39,6 +39,7 @@ def test_defaults_of_the_blocks() -> None:
         "taco": ("none", 1024),
         "nonparametric_masked_lm": ("complete", 256),
         "span_denoising": ("none", 512),
+        "state_regression": ("none", 1024),
     }
 
 
