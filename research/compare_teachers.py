@@ -9,8 +9,8 @@ A student with its own tokenizer is trained from random weights, for the same nu
 - ``mlm``: masked LM;
 - ``mlsm+mlm``: masked LM and the codes of the teacher's hidden states;
 - ``mlsm``: only the codes;
-- ``regression+mlm``: masked LM and the teacher's hidden states themselves, standardized (mean squared error, as in
-  data2vec): do *sparse* targets matter?
+- ``regression+mlm``: masked LM and the teacher's hidden states themselves, standardized (mean squared error), which the
+  teacher computes in each update: do *sparse* targets matter?
 - ``random-dictionary``: codes over random directions;
 - ``exchanged-within-types``: each token has the code of another token of its type, which removes the context;
 - ``type-mean``: each token has the mean code of its type;
@@ -32,14 +32,14 @@ import time
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
 import torch
 from control_codes import exchanged_sources, looked_up, means_of_types, of_types, write_random_dictionary
 from labelled_lines import first_lines
-from torch import Tensor, nn
+from torch import nn
 from transformers import Trainer, logging
 
 from mlsm_plugin.core.coding.block_coding import store_meta
@@ -61,18 +61,12 @@ from mlsm_plugin.evaluation.settings import FinetuneSettings
 from mlsm_plugin.huggingface.adaptation import MASKS_OF_STUDENT, TRAINING_OF_STUDENT
 from mlsm_plugin.huggingface.aligned_sequences import AlignedSequences, write_aligned
 from mlsm_plugin.huggingface.coding import learn_from_sequences
-from mlsm_plugin.huggingface.collators import (
-    IGNORED,
-    Batch,
-    LatentSemanticCollator,
-    MaskedLmCollator,
-    PretrainingSequence,
-    Rng,
-)
+from mlsm_plugin.huggingface.collators import LatentSemanticCollator, MaskedLmCollator, StateRegressionCollator
 from mlsm_plugin.huggingface.latent_semantic_model import LatentSemanticModel
-from mlsm_plugin.huggingface.pretraining_model import MaskedLmModel, Objective, PretrainingModel, head_of, sums_of_rows
+from mlsm_plugin.huggingface.pretraining_model import MaskedLmModel, PretrainingModel
 from mlsm_plugin.huggingface.pretraining_sequences import PretrainingSequences
 from mlsm_plugin.huggingface.saved_folder import save_pretrained
+from mlsm_plugin.huggingface.state_regression_model import StateRegressionModel
 from mlsm_plugin.huggingface.student_model import learn_tokenizer, new_model, student_config
 from mlsm_plugin.huggingface.text_sequences import write_text_sequences
 from mlsm_plugin.huggingface.token_sequences import TokenSequences
@@ -93,54 +87,6 @@ TOP_OF_MEANS = 64  # atoms of a mean code
 STATES = "states.npy"
 BATCH = 32  # sequences for the teacher at once
 CHUNK = 1 << 14  # tokens to code at once
-
-
-class StatesCollator(MaskedLmCollator):
-    """Masks tokens that have a hidden state of the teacher, and looks these states up.
-
-    A batch also has ``states`` (n, dim) float32, the standardized hidden states of the n masked tokens.
-    """
-
-    def __init__(self, tokenizer: Any, states: np.ndarray, mean: np.ndarray, deviation: np.ndarray) -> None:
-        super().__init__(tokenizer, MASKS_OF_STUDENT)
-        self.states = states
-        self.mean = mean
-        self.deviation = deviation
-
-    def _masked(
-        self, sequences: Sequence[PretrainingSequence], rngs: Sequence[Rng]
-    ) -> tuple[Sequence[np.ndarray], Batch]:
-        masks = [
-            self._drawn(sequence, rng) & (sequence.positions >= 0)
-            for sequence, rng in zip(sequences, rngs, strict=True)
-        ]
-        positions = [sequence.positions[mask] for sequence, mask in zip(sequences, masks, strict=True)]
-        states = (self.states[np.concatenate(positions)].astype(np.float32) - self.mean) / self.deviation
-        return masks, {"states": torch.from_numpy(states)}
-
-
-class RegressionModel(PretrainingModel):
-    """A masked LM that also predicts the teacher's hidden states of masked tokens, with the mean squared error.
-
-    ``weight`` is the weight of the error, which is 1 for predicting the mean; ``width`` is the width of the states.
-    """
-
-    figures: ClassVar[tuple[str, ...]] = ("error", "mlm_loss", "masked_share")
-    regressor: nn.Linear
-
-    def set_objective(self, *, width: int, weight: float = 1.0) -> None:
-        """Add the layer that predicts the states."""
-        self.weight = weight
-        self.regressor = nn.Linear(head_of(self).width, width)
-
-    def _objective(self, labels: Tensor, *, states: Tensor | None = None, **inputs: Tensor) -> Objective:
-        hidden = self._encoded(**inputs)[0]
-        loss, (sums, masked) = self._masked_lm(hidden, labels)
-        is_masked = labels != IGNORED
-        transformed = head_of(self).transform(hidden[is_masked])
-        errors = (self.regressor(transformed).float() - states).square().mean(dim=1)
-        parts = [sums_of_rows(errors, is_masked), masked, sums, masked, masked]
-        return loss + self.weight * errors.sum(), masked.sum(), parts
 
 
 class Comparison:
@@ -340,9 +286,10 @@ class Comparison:
             collator = MaskedLmCollator(tokenizer, MASKS_OF_STUDENT)
             model = MaskedLmModel.of(stock)
         elif name == "regression+mlm":
-            sample = self.states[:: max(1, len(self.states) // 100_000)].astype(np.float32)
-            collator = StatesCollator(tokenizer, self.states, sample.mean(axis=0), sample.std(axis=0))
-            model = RegressionModel.of(stock, width=self.states.shape[1], weight=self.args.regression_weight)
+            collator = StateRegressionCollator(tokenizer, MASKS_OF_STUDENT)
+            model = StateRegressionModel.of(
+                stock, auxiliary=self.encoder, regression_weight=self.args.regression_weight
+            )
         else:
             codes = self.codes(name if name in CONTROLS else "codes")
             collator = LatentSemanticCollator(tokenizer, MASKS_OF_STUDENT)
@@ -368,8 +315,6 @@ class Comparison:
         start = time.process_time()
         trainer.train()
         seconds = time.process_time() - start
-        if isinstance(model, RegressionModel):
-            del model.regressor
         save_pretrained(folder / "model", model, tokenizer)
         log = trainer.state.log_history
         return {"updates": updates, "seconds": seconds, "log": log, "measures": self.measured(folder, name)}

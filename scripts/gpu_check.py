@@ -59,6 +59,8 @@ PARTS = {
     "mlm": "train data {model} {fit} --task plain_masked_lm --criterion masked_lm",
     "mlsm": "train data {model} {fit} --task masked_latent_semantic --criterion latent_semantic_kl --mlm-weight 1",
     "taco": "train data {model} {fit} --task taco --criterion token_contrastive",
+    "regression": "train data {model} {fit} --task state_regression --criterion state_regression "
+    "--auxiliary-checkpoint mlm-bf16/checkpoint_last.pt --auxiliary-layer 1",
     "npm": "train data {model} {fit} --task nonparametric_masked_lm --criterion span_contrastive --group-size 16 "
     "--batch-size 4 --finetune-from-model mlm-bf16/checkpoint_last.pt",
     "denoising": "train data --arch denoising_small {narrow} {fit} --task span_denoising --criterion cross_entropy",
@@ -112,9 +114,9 @@ STEPS = [
     Step("data", "tokenizer", "mlsm binarize --tokenizer tokenizer --train train.txt --valid valid.txt --output data "
          "--workers 1 --max-unk-rate 0.5", r"train .*?([\d,]+) +[\d.]+%", "tokens"),
     *(
-        Step(f"{task}-{precision}", "data mlm-bf16" if task == "npm" else "data",
+        Step(f"{task}-{precision}", "data mlm-bf16" if task in ("npm", "regression") else "data",
              f"{{{task}}} {{{precision}}} --save-dir {task}-{precision}", SPEED, TOKENS, precision == "fp16")
-        for task in ("mlm", "taco", "npm", "denoising") for precision in ("bf16", "fp16")
+        for task in ("mlm", "taco", "npm", "denoising", "regression") for precision in ("bf16", "fp16")
     ),
     Step("mlm-deberta", "data", "{mlm} {bf16} --arch mlsm_deberta_tiny --save-dir mlm-deberta", SPEED, TOKENS),
     Step("mlm-compiled", "data", "{mlm} {bf16} --compile on --save-dir mlm-compiled", SPEED, TOKENS, True, seconds=200),
@@ -177,7 +179,8 @@ STEPS = [
          "--max-length {length} --output ids", r"sequences, ([\d,]+) tokens", "tokens"),
     *(
         Step(f"adapt-{objective}", "hf", f"{{adapt}} --objective {objective} --output adapt-{objective} {more}", BETTER)
-        for objective, more in (("mlm", ""), ("mlsm", "{codes}"), ("mlsm+mlm", "{codes}"), ("taco", ""), ("npm", ""))
+        for objective, more in (("mlm", ""), ("mlsm", "{codes}"), ("mlsm+mlm", "{codes}"), ("regression+mlm", ""),
+                                ("taco", ""), ("npm", ""))
     ),
     Step("search-index", "adapt-mlsm", "mlsm search index valid.txt --model adapt-mlsm/model --output index {on}"),
     Step("search-query", "search-index", 'mlsm search query index "It returns the array" {on}'),

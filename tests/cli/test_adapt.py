@@ -314,6 +314,31 @@ def test_a_student_has_a_size_and_maybe_a_vocabulary_of_its_own(
     assert (training["masking"]["mask_prob"], training["masking"]["mask_prob_end"]) == (0.3, 0.15)
 
 
+@pytest.mark.parametrize("more", [(), ("--student", "1x64", "--vocab-size", 300)])
+def test_hidden_states_are_learned_without_a_dictionary(
+    start: Path, tmp_path: Path, capsys: Capture, more: tuple[object, ...]
+) -> None:
+    output = tmp_path / "out"
+    rates = ("--updates", 60, "--evaluate-every", 30, "--learning-rate", 4e-3, "--mask-prob", 0.3)
+    command = words(start, output, *more, *rates, "--layer", 1, objective="regression+mlm")
+    mlsm(*command)
+    figures = figures_in(output)
+    for name in ("state_loss", "mlm_loss"):
+        assert figures["after"][name] < figures["before"][name]
+    assert 0.7 < figures["before"]["state_loss"] < 1.6
+    _, info = AutoModelForMaskedLM.from_pretrained(output / "model", output_loading_info=True)
+    assert (set(info["missing_keys"]), set(info["unexpected_keys"])) == (set(), set())
+    assert not list(output.glob("*.codes"))
+    assert "regression of another model's hidden states" in (output / "model" / "README.md").read_text("utf-8")
+    first = (output / "model" / "model.safetensors").read_bytes()
+    capsys.readouterr()
+    mlsm(*command)
+    assert "training:" not in capsys.readouterr().out
+    mlsm(*command, "--layer", 2)  # another layer, another training, with the same text
+    assert (output / "model" / "model.safetensors").read_bytes() != first
+    assert not list(output.glob("tokens.old"))
+
+
 @pytest.mark.parametrize(
     ("more", "message"),
     [
@@ -415,10 +440,13 @@ def test_deberta_of_version_1_is_trained_in_float32(start: Path, tmp_path: Path,
     ("objective", "more", "message"),
     [
         ("taco", ("--temperature", 1), "--temperature is only allowed with --objective distill"),
-        ("taco", ("--auxiliary", "other"), "--auxiliary is only allowed with --objective mlsm or mlsm+mlm"),
+        ("taco", ("--auxiliary", "other"), "--auxiliary is only allowed with --objective mlsm or mlsm+mlm or"),
         ("mlm", ("--latent-top", 3), "--latent-top is only allowed with --objective mlsm or mlsm+mlm"),
         ("mlm", ("--atoms", 9, "--lambda", 0.1), "--atoms, --lambda: only --objective mlsm and mlsm+mlm take"),
-        ("mlm", ("--layer", 1), "--layer: only --objective mlsm and mlsm+mlm take"),
+        ("mlm", ("--layer", 1), "--layer: only --objective mlsm, mlsm+mlm and regression+mlm read a layer"),
+        ("regression+mlm", ("--atoms", 9), "--atoms: only --objective mlsm and mlsm+mlm take options for making codes"),
+        ("regression+mlm", ("--latent-top", 3), "--latent-top is only allowed with --objective mlsm or mlsm+mlm"),
+        ("regression+mlm", ("--layer", 9), "--layer 9 is out of range"),
         ("mlm", ("--muon-learning-rate", 1), "--muon-learning-rate needs --optimizer muon"),
         ("npm", ("--whole-words",), "of the options for masks, --objective npm only takes --mask-prob"),
         ("distill-vectors", ("--mask-prob", 0.3, "--teacher", "other"), "takes no options for masks"),
@@ -558,27 +586,31 @@ def test_low_rank_updates_are_merged(start: Path, tmp_path: Path, capsys: Captur
         assert message in failing_mlsm(capsys, *command, *more, *other)
 
 
+REGRESSION = ("--objective", "regression+mlm", "--student", "1x64")
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("more", [("--optimizer", "adamw"), ("--optimizer", "muon"), ("--student", "1x64")])
+@pytest.mark.parametrize("more", [("--optimizer", "muon"), ("--student", "1x64"), REGRESSION])
 def test_killed_runs_resume_to_the_same_weights(start: Path, tmp_path: Path, more: tuple[object, ...]) -> None:
-    mlsm(*words(start, tmp_path / "whole", *more))
-    wanted = LatentSemanticModel.from_pretrained(tmp_path / "whole" / "model").state_dict()
+    objective = "regression+mlm" if more is REGRESSION else "mlsm+mlm"
+    mlsm(*words(start, tmp_path / "whole", *more, objective=objective))
+    wanted = load_file(tmp_path / "whole" / "model" / "model.safetensors")
     rng = random.Random(3)
     for number in range(2):
         output = tmp_path / f"killed{number}"
         for _ in range(2):
-            process = start_mlsm(*words(start, output, *more), start_new_session=True)
+            process = start_mlsm(*words(start, output, *more, objective=objective), start_new_session=True)
             time.sleep(rng.uniform(3, 14))
             process.kill()
             process.communicate()
-        mlsm(*words(start, output, *more))
-        found = LatentSemanticModel.from_pretrained(output / "model").state_dict()
+        mlsm(*words(start, output, *more, objective=objective))
+        found = load_file(output / "model" / "model.safetensors")
         assert max(float((values - wanted[name]).abs().max()) for name, values in found.items()) < 1e-5
         assert not list(output.rglob("*.tmp"))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("objective", ["mlm", "mlsm+mlm"])
+@pytest.mark.parametrize("objective", ["mlm", "mlsm+mlm", "regression+mlm"])
 @pytest.mark.usefixtures("warm_python")
 def test_ranks_of_torchrun_code_and_train_together(start: Path, tmp_path: Path, objective: str) -> None:
     mlsm(*words(start, tmp_path / "one", objective=objective))

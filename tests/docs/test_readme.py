@@ -97,18 +97,27 @@ def test_three_commands_train_a_model(folder: Path, prepared_folder: Path, task:
     """With each objective of the table; the codes of MLSM are those of the steps above."""
     folder = folder if task == "masked_latent_semantic" else prepared_folder
     assert set(CRITERIONS.items()) == set(OBJECTIVES)
-    training = block_with("README.md", "fairseq-train").replace("\\\n", "").strip()
-    training = training.replace("plain_masked_lm --criterion masked_lm", f"{task} --criterion {criterion}")
     (row,) = [line for line in README.splitlines() if f"| `{task}` |" in line] or [""]
-    if "without the two `--mask` options" in row:
-        training = re.sub(r"--mask-prob\S* \S+ ", "", training)
+    masks = "without the two `--mask` options" not in row
     sizes = "--encoder-layers 2 --encoder-embed-dim 32 --encoder-attention-heads 2 --num-workers 0 --cpu"
+    if task == "state_regression":
+        assert "`--auxiliary-checkpoint hf:MODEL`" in row
+        train_model(folder, "plain_masked_lm", "masked_lm", "teacher", sizes)
+        sizes += " --auxiliary-checkpoint teacher/checkpoint_best.pt"
     if task == "span_denoising":
         assert "--arch denoising_small" in README
-        training = training.replace("mlsm_modern_small", "denoising_small")
-        sizes += " --decoder-layers 1 --decoder-attention-heads 2"
-    run_in(folder, f"{training.replace(f'--save-dir {SAVE_DIR}', f'--save-dir {task}')} {sizes} --max-update 2")
+        sizes += " --arch denoising_small --decoder-layers 1 --decoder-attention-heads 2"
+    train_model(folder, task, criterion, task, sizes, masks=masks)
     assert (folder / task / "checkpoint_best.pt").exists()
+
+
+def train_model(folder: Path, task: str, criterion: str, save_dir: str, sizes: str, *, masks: bool = True) -> None:
+    """Run the README's training with a task, for two updates."""
+    training = block_with("README.md", "fairseq-train").replace("\\\n", "").strip()
+    training = training.replace("plain_masked_lm --criterion masked_lm", f"{task} --criterion {criterion}")
+    if not masks:
+        training = re.sub(r"--mask-prob\S* \S+ ", "", training)
+    run_in(folder, f"{training.replace(f'--save-dir {SAVE_DIR}', f'--save-dir {save_dir}')} {sizes} --max-update 2")
 
 
 @pytest.mark.usefixtures("warm_python")
