@@ -49,7 +49,10 @@ def cells_of(page: str) -> list[nbformat.NotebookNode]:
 
 
 def run(cells: list[nbformat.NotebookNode], folder: Path) -> nbformat.NotebookNode:
-    """The notebook of these cells, run in ``folder/docs``; raises CellExecutionError if a cell fails."""
+    """The notebook of these cells with all that they print, run in ``folder/docs``.
+
+    Raises CellExecutionError if a cell fails.
+    """
     (folder / "docs").mkdir()
     for name in NEEDED:
         (folder / name).symlink_to(REPOSITORY / name)
@@ -58,8 +61,12 @@ def run(cells: list[nbformat.NotebookNode], folder: Path) -> nbformat.NotebookNo
     # the commands are those of this environment
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     client.execute(env={**os.environ, "PATH": path})
-    tidy(notebook, [folder, REPOSITORY])
     return notebook
+
+
+def printed(cell: nbformat.NotebookNode) -> str:
+    """The standard output of a cell."""
+    return "".join(output.text for output in cell.get("outputs", []) if output.get("name") == "stdout")
 
 
 def tidy(notebook: nbformat.NotebookNode, folders: Sequence[Path]) -> None:
@@ -69,7 +76,7 @@ def tidy(notebook: nbformat.NotebookNode, folders: Sequence[Path]) -> None:
         cell.metadata = {}
         if cell.cell_type != "code":
             continue
-        text = "".join(output.text for output in cell.outputs if output.get("name") == "stdout")
+        text = printed(cell)
         for folder in folders:
             text = text.replace(f"{folder}/", "")
         lines = text.strip("\n").splitlines()
@@ -89,6 +96,7 @@ def main() -> int:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         notebook = run(cells_of(args.page.read_text(encoding="utf-8")), Path(folder))
+        tidy(notebook, [Path(folder), REPOSITORY])
     nbformat.write(notebook, args.output or args.page.with_suffix(".ipynb"))
     return 0
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,8 +12,9 @@ from mlsm_plugin.core.hidden_states.settings import BlockSettings
 from mlsm_plugin.fairseq_plugin.pipelines.training_recipe import TrainingPlan, training_words
 from tests.conftest import REPOSITORY
 from tests.docs.pages import USER_PAGES, read
-from tests.documented import run_in
+from tests.script_module import load_script
 
+notebook_script = load_script("scripts/make_notebook.py")
 PAGE = read("docs/tutorial.md")
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", PAGE, flags=re.M | re.S)
 SMALLER = {
@@ -43,20 +43,23 @@ def shape_of(line: str) -> str:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("warm_python")
-def test_the_tutorial_prints_what_it_says(tmp_path: Path) -> None:
-    for name in ("mlsm_plugin", "scripts"):
-        (tmp_path / name).symlink_to(REPOSITORY / name)
-    printed, compared = "", 0
+def test_the_tutorial_prints_what_it_says_as_a_notebook(tmp_path: Path) -> None:
+    page = PAGE
+    for large, small in SMALLER.items():
+        page = page.replace(large, small)
+    notebook = notebook_script.run(notebook_script.cells_of(page), tmp_path)
+    outputs = [notebook_script.printed(cell) for cell in notebook.cells[1:] if cell.cell_type == "code"][1:]
+    printed, compared, number = "", 0, 0
     for language, block in BLOCKS:
         if language == "text":
             lines = [" ".join(line.split()) for line in printed.splitlines()]
             for shown in block.splitlines():
                 assert any(re.match(shape_of(shown), line) for line in lines), f"{shown}\nis not in\n{printed}"
                 compared += 1
-            continue
-        for large, small in SMALLER.items():
-            block = block.replace(large, small)
-        printed = run_in(tmp_path, f"{sys.executable} - <<'END'\n{block}\nEND" if language == "python" else block)
+        elif language in ("bash", "python"):
+            printed = outputs[number]
+            number += 1
+    assert number == len(outputs)
     assert compared >= 10
     sources = re.findall(r"^ {12}.*\[\[.+\]\].*$", printed, flags=re.M)
     assert len(sources) > 4

@@ -10,7 +10,6 @@ import pytest
 from nbclient.exceptions import CellExecutionError
 
 from tests.docs.pages import read
-from tests.docs.test_tutorial import SMALLER
 from tests.script_module import load_script
 
 notebook_script = load_script("scripts/make_notebook.py")
@@ -49,12 +48,11 @@ def test_a_command_that_fails_is_an_error(tmp_path: Path) -> None:
         notebook_script.run(notebook_script.cells_of("```bash\nfalse\ntrue\n```\n"), tmp_path)
 
 
-@pytest.mark.slow
-def test_the_tutorial_runs_as_a_notebook(tmp_path: Path) -> None:
-    page = PAGE
-    for large, small in SMALLER.items():
-        page = page.replace(large, small)
+def test_long_outputs_are_cut_and_folders_and_logs_left_out(tmp_path: Path) -> None:
+    lines = "\n".join(f"echo {tmp_path}/line {number}" for number in range(30))
+    page = f"```bash\necho '2026-01-01 10:00:00 | INFO'\n{lines}\n```\n"
     notebook = notebook_script.run(notebook_script.cells_of(page), tmp_path)
-    printed = [output.get("text", "") for cell in notebook.cells for output in cell.get("outputs", [])]
-    assert any(re.search(r"0\.\d\d Return the", text) for text in printed)
-    assert all(len(text.splitlines()) <= notebook_script.LINES_OF_AN_OUTPUT + 1 for text in printed)
+    assert len(notebook_script.printed(notebook.cells[-1]).splitlines()) == 31
+    notebook_script.tidy(notebook, [tmp_path])
+    expected = ["...", *(f"line {number}" for number in range(10, 30))]
+    assert notebook_script.printed(notebook.cells[-1]).splitlines() == expected
