@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_settings(parser, Masking, without=("seed",), defaults=masks)
     add_settings(parser, Adaptation, only=("teacher", "temperature"))
     codes = parser.add_argument_group("codes, for mlsm and mlsm+mlm (regression+mlm takes --auxiliary and --layer)")
-    add_settings(codes, Adaptation, only=("auxiliary", "latent_top"))
+    add_settings(codes, Adaptation, only=("auxiliary", "latent_top", "latent_source"))
     defaults = {**OF_CODES, "layer": Depends("the last")}
     add_settings(codes, LearningSettings, only=tuple(defaults), defaults=defaults)
     training = parser.add_argument_group("training")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 
 from mlsm_plugin.core.coding.coder_learning import LASSO, LearningSettings
+from mlsm_plugin.core.coding.settings import ONLINE, STORE
 from mlsm_plugin.core.coding.split_coder import CodingSettings
 from mlsm_plugin.core.files.atomic_files import PathLike, read_json, write_json
 from mlsm_plugin.core.files.hf_files import hf_folder
@@ -102,6 +103,7 @@ WITH_AUXILIARY = (*WITH_CODES, REGRESSION)
 OBJECTIVES_OF_OPTIONS = {
     "auxiliary": WITH_AUXILIARY,
     "latent_top": WITH_CODES,
+    "latent_source": WITH_CODES,
     "learning": WITH_CODES,
     "regressed_layer": (REGRESSION,),
     "temperature": ("distill",),
@@ -216,6 +218,12 @@ class Adaptation(KnownText):
         None, least=0, help="hidden state of the auxiliary model to predict (default: the last)", decides=False
     )
     latent_top: int | None = option(None, least=1, help="keep the N strongest atoms of each code")
+    latent_source: str = option(
+        STORE,
+        choices=(STORE, ONLINE),
+        help="store: code the text before the training; online: code the masked tokens in every update, which needs no "
+        "disk and pays if the text is read once",
+    )
     masking: Masking = field(default_factory=Masking)
     sentence_transformer: bool = option(
         False, help="write a sentence-transformers folder, whose vectors are means; a MODEL that is one stays one"
@@ -445,6 +453,8 @@ class _Chain:
         learning = identity(settings)
         learning["auxiliary"] = HuggingFaceEncoder.fingerprint_of(self.settings.auxiliary_model)
         yield Step("dictionary", self.learn, learning, [], [self.output / DICTIONARY])
+        if self.settings.latent_source == ONLINE:
+            return
         yield Step(
             "codes",
             self.code,
@@ -480,6 +490,8 @@ class _Chain:
         settings = self.settings
         training = identity(settings)
         training["model"] = HuggingFaceEncoder.fingerprint_of(settings.model)
+        if settings.latent_source == STORE:  # records of earlier versions lack it
+            del training["latent_source"]
         recipe = identity(self.training)
         if recipe["lora"] is None:  # records of earlier versions lack it
             del recipe["lora"]
@@ -566,6 +578,8 @@ class _Chain:
             return SpanGroupsCollator(self.fast_tokenizer, max_length=length, rules=rules, seed=masking.seed)
         if self.settings.objective == VECTORS:
             return SentenceCollator(self.fast_tokenizer)
+        if self.settings.latent_source == ONLINE:
+            return StateRegressionCollator(self.fast_tokenizer, masking=masking)
         return COLLATORS[self.settings.objective](self.fast_tokenizer, masking=masking)
 
     @cached_property
@@ -666,6 +680,9 @@ class _Chain:
 
         train_dataset, eval_dataset = self._datasets()
         training = self.training
+        if isinstance(self.model, LatentSemanticModel) and self.settings.latent_source == ONLINE:
+            coder = load_coder(self.output / DICTIONARY)
+            self.model.compute_codes(self.encoder, coder, latent_top=self.settings.latent_top)
         epochs = self.settings.epochs
         if epochs is not None:
             updates = training.updates_of_epochs(epochs, len(train_dataset), self.process.world_size)
@@ -856,7 +873,7 @@ class _Chain:
 
     def _datasets(self) -> Sequence[PretrainingSequences | SpanGroups | SentenceVectors]:
         """The datasets to train and to evaluate on."""
-        if self.learning is not None:
+        if self.learning is not None and self.settings.latent_source == STORE:
             stores = [self.output / f"{name}.codes" for name in TEXT_PARTS]
             return [
                 PretrainingSequences(text, store, aligned=aligned)

@@ -6,12 +6,18 @@ from typing import Any, ClassVar, Self
 
 from torch import Tensor, nn
 
+from mlsm_plugin.core.coding.coder_fit import check_width
+from mlsm_plugin.core.coding.state_codes import StateCodes
 from mlsm_plugin.core.files.atomic_files import PathLike
 from mlsm_plugin.core.files.finite_weights import check_finite_weights
 from mlsm_plugin.core.files.hf_files import LATENT_HEAD, hf_folder
+from mlsm_plugin.core.hidden_states.hf_encoder import LibraryEncoder
 from mlsm_plugin.core.losses.latent_semantic import LATENT_LOSSES, check_weights, latent_semantic_terms
 from mlsm_plugin.core.losses.zero_gradients import zero_with_gradient
 from mlsm_plugin.core.sparse_coding.formats.foreign_files import read_safetensors
+from mlsm_plugin.core.sparse_coding.sparse_coder import SparseCoder
+from mlsm_plugin.core.sparse_coding.stored_codes import check_top
+from mlsm_plugin.huggingface.auxiliary_states import AuxiliaryStates
 from mlsm_plugin.huggingface.collators import IGNORED
 from mlsm_plugin.huggingface.pretraining_model import (
     TRAINER_CHECKPOINT,
@@ -38,6 +44,24 @@ class LatentSemanticModel(PretrainingModel):
 
     figures: ClassVar[tuple[str, ...]] = ("kl", "mlm_loss", "masked_share")
     latent_head: nn.Linear
+    _online: tuple[AuxiliaryStates, StateCodes] | None = None  # in a tuple, it is not a submodule
+
+    def compute_codes(self, encoder: LibraryEncoder, coder: SparseCoder, *, latent_top: int | None = None) -> None:
+        """Compute the codes of each batch from the hidden states of an auxiliary model, in the place of stored codes.
+
+        The batches must come from ``StateRegressionCollator``. ``latent_top`` is the number of strongest atoms to keep
+        of each code; None: all. ValueError if the coder does not fit the encoder or the latent head.
+        """
+        check_width(encoder, coder)
+        if coder.num_atoms != self.latent_head.out_features:
+            raise ValueError(f"the latent head has {self.latent_head.out_features} atoms, the coder {coder.num_atoms}")
+        check_top(latent_top)
+        self._online = (AuxiliaryStates(encoder), StateCodes(coder, latent_top))
+
+    @property
+    def auxiliary(self) -> LibraryEncoder | None:
+        """The auxiliary model that :meth:`compute_codes` set."""
+        return None if self._online is None else self._online[0].encoder
 
     @classmethod
     def from_pretrained(  # type: ignore[override]
@@ -100,9 +124,20 @@ class LatentSemanticModel(PretrainingModel):
         nn.init.normal_(self.latent_head.weight, std=getattr(self.config, "initializer_range", 0.02))
         nn.init.zeros_(self.latent_head.bias)
 
-    def _objective(self, labels: Tensor, *, codes: dict[str, Tensor] | None = None, **inputs: Tensor) -> Objective:
+    def _objective(
+        self,
+        labels: Tensor,
+        *,
+        codes: dict[str, Tensor] | None = None,
+        auxiliary: dict[str, Tensor] | None = None,
+        **inputs: Tensor,
+    ) -> Objective:
+        if self._online is not None and auxiliary is not None:
+            states, state_codes = self._online
+            codes = state_codes.of_states(states.of_places(**auxiliary))
         if self.latent_weight > 0 and codes is None:
-            raise ValueError("the batch has no codes; make it with LatentSemanticCollator")
+            maker = "LatentSemanticCollator" if self._online is None else "StateRegressionCollator"
+            raise ValueError(f"the batch has no codes; make it with {maker}")
         head = head_of(self)
         masked = labels != IGNORED
         transformed = head.transform(self._encoded(**inputs)[0][masked])

@@ -339,6 +339,20 @@ def test_hidden_states_are_learned_without_a_dictionary(
     assert not list(output.glob("tokens.old"))
 
 
+def test_codes_computed_online_are_those_of_the_store(start: Path, tmp_path: Path, capsys: Capture) -> None:
+    for source in ("store", "online"):
+        mlsm(*words(start, tmp_path / source, "--latent-top", 2, "--latent-source", source))
+    stored, online = (figures_in(tmp_path / source) for source in ("store", "online"))
+    for when in ("before", "after"):
+        assert online[when] == pytest.approx(stored[when], rel=2e-3)
+    assert not list((tmp_path / "online").glob("*.codes"))
+    capsys.readouterr()
+    mlsm(*words(start, tmp_path / "online", "--latent-top", 3, "--latent-source", "online"))
+    printed = capsys.readouterr().out
+    assert "training:" in printed  # other codes
+    assert "dictionary:" not in printed
+
+
 @pytest.mark.parametrize(
     ("more", "message"),
     [

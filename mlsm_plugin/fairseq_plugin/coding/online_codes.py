@@ -1,26 +1,21 @@
 """The targets of masked tokens, computed from the unmasked text during training, without a code store."""
 
-import logging
 from collections.abc import Mapping
 from types import MappingProxyType
 
-import numpy as np
-import scipy.sparse as sp
 import torch
 from torch import Tensor
 
-from mlsm_plugin.core.coding.block_coding import TOKENS_TO_JUDGE_EMPTINESS, store_meta
+from mlsm_plugin.core.coding.block_coding import store_meta
 from mlsm_plugin.core.coding.coder_fit import check_width, fitting_fingerprint, fitting_layer
 from mlsm_plugin.core.coding.split_coder import CodingSettings
+from mlsm_plugin.core.coding.state_codes import StateCodes
 from mlsm_plugin.core.files.atomic_files import PathLike
 from mlsm_plugin.core.hidden_states.encoder import HiddenStateEncoder
 from mlsm_plugin.core.hidden_states.settings import BlockSettings
 from mlsm_plugin.core.sparse_coding.coder import load_coder
-from mlsm_plugin.core.sparse_coding.stored_codes import padded_distributions, strongest, without_negative_codes
 from mlsm_plugin.fairseq_plugin.coding.masked_states import MaskedStates, check_exists
 from mlsm_plugin.fairseq_plugin.data.token_blocks import is_content
-
-logger = logging.getLogger(__name__)
 
 
 class OnlineCodes:
@@ -66,9 +61,8 @@ class OnlineCodes:
         self._states = MaskedStates(
             data_bin, checkpoint=checkpoint, layer=self.settings.layer, fp16=fp16, tokens_per_sample=tokens_per_sample
         )
+        self._codes = StateCodes(self.coder, latent_top)
         self._is_checked = False
-        self._warned = False
-        self._has_coded = False
 
     def load_encoder(self) -> HiddenStateEncoder:
         """The auxiliary model; see :meth:`MaskedStates.load_encoder`.
@@ -100,57 +94,4 @@ class OnlineCodes:
         if len(words) == 0:
             return {"atoms": words.new_zeros(0, 0, dtype=torch.int32), "weights": words.new_zeros(0, 0).half()}
         hidden = self._states.states(torch.where(masked, target, src_tokens), masked)
-        content = is_content(words, vocabulary)
-        threads = torch.get_num_threads()  # other ranks may share the cores
-        encoded = self.coder.encode_padded(hidden, threads=threads)
-        if encoded is None:
-            atoms, weights = self._solved(hidden, content, threads)
-        else:
-            atoms, weights = self._strongest(hidden, *encoded)
-        weights.masked_fill_(~content[:, None], 0.0)
-        return {"atoms": atoms.int().masked_fill_(weights == 0, -1), "weights": weights}
-
-    def _solved(self, hidden: Tensor, content: Tensor, threads: int) -> tuple[Tensor, Tensor]:
-        """Atoms and weights ``(n, m)`` of hidden states ``(n, dim)``, solved only for ``content`` tokens ``(n,)``."""
-        rows = content.nonzero().squeeze(1)
-        atoms = np.zeros((0, 0), np.int32)
-        weights = np.zeros((0, 0), np.float16)
-        if len(rows):
-            codes = strongest(self._encode(hidden[rows], threads), self.settings.latent_top)
-            atoms, weights = padded_distributions(codes)
-        return _in_rows(atoms, rows, like=hidden), _in_rows(weights, rows, like=hidden)
-
-    def _strongest(self, hidden: Tensor, atoms: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-        """The strongest atoms ``(n, m)`` of ``(n, k)``, with float16 weights that sum to 1 or are all 0."""
-        if hidden.device.type == "cpu" or not self._has_coded:  # waits for a GPU, until a batch has codes
-            if not bool(weights.isfinite().all()):
-                raise ValueError("codes must be finite and >= 0, as they become distributions")
-            self._has_coded = bool(weights.any())
-            self._check_not_all_empty(hidden, self._has_coded)
-        top = self.settings.latent_top
-        if top is not None and top < weights.size(1):
-            weights, places = weights.topk(top, dim=1)
-            atoms = atoms.gather(1, places)
-        return atoms, (weights / weights.sum(dim=1, keepdim=True).clamp(min=torch.finfo().tiny)).half()
-
-    def _encode(self, hidden: Tensor, threads: int) -> sp.csr_matrix:
-        """Codes ``(n, n_atoms)`` of hidden states ``(n, dim)``, computed on their device."""
-        coded = self.coder.encode(hidden, threads=threads)
-        inexact = self.coder.inexact(coded)
-        if inexact is not None and not self._warned:
-            self._warned = True
-            logger.warning("%d of %d codes of a batch %s", len(inexact.rows), len(hidden), inexact.reason)
-        codes = without_negative_codes(coded.codes)
-        self._check_not_all_empty(hidden, codes.nnz > 0)
-        return codes
-
-    def _check_not_all_empty(self, hidden: Tensor, has_codes: bool) -> None:
-        if not has_codes and len(hidden) >= TOKENS_TO_JUDGE_EMPTINESS:
-            why = self.coder.why_empty(hidden)
-            raise ValueError(f"the codes of all {len(hidden)} masked tokens of a batch are empty, since {why}")
-
-
-def _in_rows(values: np.ndarray, rows: Tensor, *, like: Tensor) -> Tensor:
-    """A tensor with ``values`` in ``rows`` and 0 elsewhere, with as many rows as ``like`` and on its device."""
-    part = torch.from_numpy(values).to(like.device)
-    return part.new_zeros(len(like), part.size(1)).index_copy_(0, rows, part)
+        return self._codes.of_states(hidden, is_content(words, vocabulary))

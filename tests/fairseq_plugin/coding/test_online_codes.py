@@ -15,8 +15,8 @@ from mlsm_plugin.core.hidden_states import devices
 from mlsm_plugin.core.sparse_coding.dictionary import AtomDictionary
 from mlsm_plugin.core.sparse_coding.sae_coder import SaeCoder
 from mlsm_plugin.core.sparse_coding.sparse_autoencoder import SaeConfig, SaeWeights, SparseAutoencoder
-from mlsm_plugin.core.sparse_coding.stored_codes import strongest
-from mlsm_plugin.fairseq_plugin.coding.online_codes import OnlineCodes, padded_distributions
+from mlsm_plugin.core.sparse_coding.stored_codes import padded_distributions, strongest
+from mlsm_plugin.fairseq_plugin.coding.online_codes import OnlineCodes
 from tests.changed_dictionary import changed_dictionary
 from tests.conftest import Pipeline
 from tests.tiny_run import batches, training_config
@@ -150,15 +150,6 @@ def test_codes_of_topk_are_those_of_the_store(pipeline: Pipeline, top_4: Path, t
     expected[0] = 0
     assert 0 < (expected > 0).sum() < len(hidden) * (top or 4) - (top or 4)
     torch.testing.assert_close(dense(found), expected, rtol=0, atol=1e-3)
-
-
-def test_codes_of_topk_never_wait_for_a_gpu(pipeline: Pipeline, top_4: Path) -> None:
-    online = online_codes(pipeline, dictionary=top_4, latent_top=3)
-    online._has_coded = True  # as after the first batch
-    hidden = torch.empty(7, online.coder.dim, device="meta")  # nothing can read its values
-    latents = online.coder.encode_padded(hidden)
-    assert latents is not None
-    assert [part.shape for part in online._strongest(hidden, *latents)] == [(7, 3), (7, 3)]
 
 
 def test_topk_that_finds_nothing_is_refused(pipeline: Pipeline, top_4: Path, tmp_path: Path) -> None:
