@@ -10,9 +10,12 @@ the median of its steps except the first two; the ratio is the median over the r
 - ``stock``: the stock model with transformers' ``DataCollatorForLanguageModeling``;
 - ``mlm``: ``MaskedLmModel``, whose head only sees the masked tokens;
 - ``mlsm + mlm``: ``LatentSemanticModel`` with codes from a store;
+- ``mlsm + mlm, online``: the same with codes of a top-k SAE of an auxiliary model, which reads each batch;
+- ``regression + mlm``: ``StateRegressionModel`` with the same auxiliary model;
 - ``taco``: ``TokenContrastiveModel``.
 
-Text and codes are random; codes have the mean length measured on real text.
+Text, codes and weights are random; codes have the mean length measured on real text. The auxiliary model has the size
+of all-MiniLM-L6-v2 and reads up to its layer 5.
 """
 
 from __future__ import annotations
@@ -41,12 +44,17 @@ from transformers import (
 )
 
 from mlsm_plugin.core.sparse_coding.code_store_writer import CodeStoreWriter
+from mlsm_plugin.core.sparse_coding.sae_coder import SaeCoder
+from mlsm_plugin.core.sparse_coding.sparse_autoencoder import SaeConfig, SaeWeights, SparseAutoencoder
 from mlsm_plugin.huggingface import (
     LatentSemanticCollator,
     LatentSemanticModel,
+    LibraryEncoder,
     MaskedLmCollator,
     MaskedLmModel,
     PretrainingSequences,
+    StateRegressionCollator,
+    StateRegressionModel,
     TokenContrastiveCollator,
     TokenContrastiveModel,
     TokenSequences,
@@ -94,6 +102,30 @@ def make_codes(sequences: TokenSequences, atoms: int, nonzeros: int, folder: Pat
     return folder
 
 
+def make_auxiliary(args: argparse.Namespace, tokenizer: PreTrainedTokenizerFast, folder: Path) -> LibraryEncoder:
+    """An encoder of 6 layers, 384 wide, up to layer 5."""
+    config = AutoConfig.for_model(
+        "bert",
+        vocab_size=args.vocab,
+        hidden_size=384,
+        num_hidden_layers=6,
+        num_attention_heads=12,
+        intermediate_size=1536,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    AutoModelForMaskedLM.from_config(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    device = "cpu" if args.cpu or not torch.cuda.is_available() else "cuda"
+    return LibraryEncoder(folder, layer=5, device=device, fp16=args.bf16)
+
+
+def make_coder(dim: int, atoms: int) -> SaeCoder:
+    """A top-k SAE with random weights and 16 active atoms."""
+    decoder = torch.nn.functional.normalize(torch.randn(atoms, dim), dim=1)
+    weights = SaeWeights(decoder, torch.zeros(atoms), decoder, torch.zeros(dim))
+    return SaeCoder(SparseAutoencoder(SaeConfig("topk", k=16), weights))
+
+
 def trainings(args: argparse.Namespace, folder: Path) -> dict[str, tuple[Any, Any, Any]]:
     """Model, dataset and collator of each training."""
     tokenizer = make_tokenizer(args.vocab)
@@ -113,6 +145,9 @@ def trainings(args: argparse.Namespace, folder: Path) -> dict[str, tuple[Any, An
         )
         return AutoModelForMaskedLM.from_config(config)
 
+    auxiliary = make_auxiliary(args, tokenizer, folder / "auxiliary")
+    online = LatentSemanticModel.of(model(), num_atoms=args.atoms)
+    online.compute_codes(auxiliary, make_coder(auxiliary.dim, args.atoms))
     plain = PretrainingSequences(sequences)
     stock = [{"input_ids": row} for row in ids]
     return {
@@ -122,6 +157,12 @@ def trainings(args: argparse.Namespace, folder: Path) -> dict[str, tuple[Any, An
             LatentSemanticModel.of(model(), num_atoms=args.atoms),
             PretrainingSequences(sequences, codes),
             LatentSemanticCollator(tokenizer),
+        ),
+        "mlsm + mlm, online": (online, plain, StateRegressionCollator(tokenizer)),
+        "regression + mlm": (
+            StateRegressionModel.of(model(), auxiliary=auxiliary),
+            plain,
+            StateRegressionCollator(tokenizer),
         ),
         "taco": (TokenContrastiveModel.of(model()), plain, TokenContrastiveCollator(tokenizer)),
     }

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from mlsm_plugin.core.coding.block_coding import TOKENS_TO_JUDGE_EMPTINESS
+from mlsm_plugin.core.hidden_states.devices import half_products
 from mlsm_plugin.core.sparse_coding.sparse_coder import SparseCoder
 from mlsm_plugin.core.sparse_coding.stored_codes import padded_distributions, strongest, without_negative_codes
 
@@ -39,11 +40,12 @@ class StateCodes:
         if content is None:
             content = torch.ones(len(hidden), dtype=torch.bool, device=hidden.device)
         threads = torch.get_num_threads()  # other ranks may share the cores
-        encoded = self._coder.encode_padded(hidden, threads=threads)
-        if encoded is None:
-            atoms, weights = self._solved(hidden, content, threads)
-        else:
-            atoms, weights = self._strongest(hidden, *encoded)
+        with half_products(hidden.device, half=False):  # a training in bfloat16 does not change the codes
+            encoded = self._coder.encode_padded(hidden, threads=threads)
+            if encoded is None:
+                atoms, weights = self._solved(hidden, content, threads)
+            else:
+                atoms, weights = self._strongest(hidden, *encoded)
         weights.masked_fill_(~content[:, None], 0.0)
         return {"atoms": atoms.int().masked_fill_(weights == 0, -1), "weights": weights}
 

@@ -50,10 +50,12 @@ def placed(model: Model, device: torch.device, *, half: bool | None) -> Model:
 def half_products(device: torch.device, *, half: bool | None) -> torch.autocast:
     """A context with matrix products in bfloat16, if a model that :func:`placed` has moved needs it.
 
-    It does with ``half`` on a CPU, and with ``half`` None on a device that is fast in bfloat16.
+    It does with ``half`` on a CPU, and with ``half`` None on a device that is fast in bfloat16. Otherwise, products are
+    in the precision of the weights, also within a training in bfloat16.
     """
     enabled = has_fast_bf16(device) if half is None else half and device.type == "cpu"
-    return torch.autocast(device.type if enabled else "cpu", torch.bfloat16, enabled=enabled)
+    kind = device.type if torch.amp.is_autocast_available(device.type) else "cpu"
+    return torch.autocast(kind, torch.bfloat16, enabled=enabled)
 
 
 @cache

@@ -62,6 +62,14 @@ def test_rows_without_content_are_empty(coder: Callable[[], SparseCoder]) -> Non
     np.testing.assert_array_equal(dense(codes)[content], dense(whole)[content])
 
 
+@pytest.mark.parametrize("coder", [topk, lasso])
+def test_the_precision_of_a_training_does_not_change_them(coder: Callable[[], SparseCoder]) -> None:
+    expected = StateCodes(coder()).of_states(states())
+    with torch.autocast("cpu", torch.bfloat16):
+        codes = StateCodes(coder()).of_states(states())
+    assert all(torch.equal(codes[name], values) for name, values in expected.items())
+
+
 def test_codes_of_topk_never_wait_for_a_gpu() -> None:
     codes = StateCodes(topk(), 3)
     codes.of_states(states())  # the first batch
