@@ -39,6 +39,16 @@ class AlignedSequences:
         """The aligned sequences from ``first`` up to, not including, ``last``."""
         return AlignedSequences(self.sequences.part(first, last), self.places.part(first, last))
 
+    def check_aligned_with(self, sequences: TokenSequences) -> None:
+        """Raise ValueError unless there is a place for each token of ``sequences``, and no more."""
+        lengths = np.diff(sequences.starts)
+        same_number = len(self.sequences) == len(self.places) == len(lengths)
+        if not same_number or not np.array_equal(np.diff(self.places.starts), lengths):
+            raise ValueError(
+                "the aligned text belongs to other sequences, or to another part of them; align these sequences, or "
+                "take the same part of both"
+            )
+
     def positions_of(self, index: int) -> np.ndarray:
         """Positions ``(T,)`` in the corpus of the second tokenizer, int64, for the tokens of a sequence; -1: none."""
         places = self.places[index]

@@ -37,6 +37,7 @@ class LatentSemanticModel(PretrainingModel):
     """
 
     figures: ClassVar[tuple[str, ...]] = ("kl", "mlm_loss", "masked_share")
+    added_parts: ClassVar[tuple[str, ...]] = ("latent_head",)
     latent_head: nn.Linear
 
     @classmethod
