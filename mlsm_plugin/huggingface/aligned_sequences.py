@@ -148,7 +148,7 @@ def write_aligned(
     aligned = AlignedSequences(other_sequences, TokenSequences.write(places, (row for _, row in pairs)))
     if counts.cut:
         logger.warning(
-            "%d of %d sequences are longer than %d tokens of the auxiliary model; the tokens after them have no code",
+            "%d of %d sequences are longer than %d tokens of the auxiliary model; tokens after them are never masked",
             counts.cut,
             len(sequences),
             max_length,

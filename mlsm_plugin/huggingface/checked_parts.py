@@ -95,7 +95,7 @@ def check_auxiliary(model: StateRegressionModel, dataset: Any, collator: object,
                 )
             title = f"the auxiliary model's sequences of {name}"
             sequences.check_made_with(tokenizer.vocabulary_fingerprint, title, "that model", remedy=OTHER_VOCABULARY)
-            sequences.check_positions(model.auxiliary.max_tokens)
+            sequences.check_positions(model.auxiliary.max_tokens, title)
 
 
 def check_contrast(trainer: "Trainer") -> None:

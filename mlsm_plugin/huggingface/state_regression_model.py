@@ -1,5 +1,6 @@
 """Masked LM with regression of another model's hidden states (Romero et al., 2015), for Hugging Face models."""
 
+import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, ClassVar
@@ -32,7 +33,7 @@ class StateRegressionModel(PretrainingModel):
     Args (of :meth:`of` and :meth:`from_pretrained`):
         auxiliary: the model whose hidden states are predicted; it is not trained.
         regression_weight: weight of the mean squared error, which is 1 for a prediction that is always the mean;
-            positive. The masked-LM loss has weight 1.
+            positive and finite. The masked-LM loss has weight 1.
     """
 
     figures: ClassVar[tuple[str, ...]] = ("state_loss", "mlm_loss", "masked_share")
@@ -40,9 +41,14 @@ class StateRegressionModel(PretrainingModel):
     regression: StateRegression
 
     def set_objective(self, *, auxiliary: LibraryEncoder, regression_weight: float = 1.0) -> None:
-        """Set the options of the class, and add the layer; ValueError if an option is out of range."""
-        if not regression_weight > 0:
-            raise ValueError(f"regression_weight must be positive, got {regression_weight}")
+        """Set the options of the class, and add the layer; ValueError if an option cannot be used."""
+        if not isinstance(auxiliary, LibraryEncoder):
+            raise ValueError(
+                f"auxiliary is a {type(auxiliary).__name__}; pass LibraryEncoder(FOLDER, layer=N), where N is the "
+                "hidden state to predict"
+            )
+        if not 0 < regression_weight < math.inf:
+            raise ValueError(f"regression_weight must be positive and finite, got {regression_weight}")
         self.regression_weight = regression_weight
         device = next(self.parameters()).device
         self.regression = StateRegression(head_of(self).width, auxiliary.dim).to(device)

@@ -34,8 +34,8 @@ from mlsm_plugin.huggingface.pretraining_sequences import Samples
 from mlsm_plugin.huggingface.state_regression_model import StateRegressionModel
 
 NOT_STANDARDIZED = (
-    "the layer that predicts hidden states is new, and without train_dataset these are not standardized: state_loss says "
-    "nothing, unless the Trainer loads a checkpoint of its own; pass train_dataset, or train first"
+    "the layer that predicts hidden states is new, and without train_dataset these are not standardized: state_loss "
+    "says nothing, unless the Trainer loads one of its checkpoints; pass train_dataset, or train first"
 )
 logger = logging.getLogger(__name__)
 MEASURED_UPDATES = 10  # after which the length of a training is told

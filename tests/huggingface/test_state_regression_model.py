@@ -249,8 +249,12 @@ def test_parts_that_do_not_fit_are_errors(tmp_path: Path, auxiliary: LibraryEnco
     wrong = PretrainingSequences(random_ids(8), aligned=aligned)
     with pytest.raises(ValueError, match=r"auxiliary model's sequences of train_dataset.*align them"):
         prepared(auxiliary, wrong, StateRegressionCollator(tokenizer))
-    with pytest.raises(ValueError, match="regression_weight must be positive, got 0"):
+    with pytest.raises(ValueError, match="regression_weight must be positive and finite, got 0"):
         model_of(auxiliary, regression_weight=0)
+    with pytest.raises(ValueError, match="regression_weight must be positive and finite, got inf"):
+        model_of(auxiliary, regression_weight=float("inf"))
+    with pytest.raises(ValueError, match=r"auxiliary is a BertForMaskedLM; pass LibraryEncoder\(FOLDER, layer=N\)"):
+        model_of(tiny_bert(2))
     with pytest.raises(ValueError, match="make it with StateRegressionCollator"):
         model_of(auxiliary)(**MaskedLmCollator(tokenizer)([text[0]]))
     with pytest.raises(ValueError, match="train_dataset has no length"):
@@ -277,6 +281,15 @@ def test_ids_of_another_vocabulary_need_aligned_text(tmp_path: Path, auxiliary: 
         prepare_with(PretrainingSequences(random_ids(6)))
     sequences, aligned = aligned_text(tmp_path)
     prepare_with(PretrainingSequences(sequences, aligned=aligned))
+
+
+def test_text_that_is_too_long_for_the_auxiliary_model_is_an_error(tmp_path: Path) -> None:
+    tiny_bert(3, max_position_embeddings=8).save_pretrained(tmp_path)
+    make_tokenizer().save_pretrained(tmp_path)
+    short = LibraryEncoder(tmp_path, layer=LAYER, device="cpu")
+    message = r"sequence \d+ of the auxiliary model's sequences of train_dataset has 21 tokens.* at most 8"
+    with pytest.raises(ValueError, match=message):
+        prepared(short, PretrainingSequences(random_ids(24)), StateRegressionCollator(make_tokenizer()))
 
 
 def test_aligned_text_of_other_sequences_is_an_error(tmp_path: Path) -> None:

@@ -51,7 +51,8 @@ class LibraryEncoder(TokenVectors):
     embeddings, or the layer is out of range.
 
     ``name`` is a folder or hub name, with or without ``hf:``. If ``tokenizer`` is None, it is loaded from the model's
-    folder. ``pad`` is its padding id, ``folder`` where the model lies. Other arguments and attributes are those of :class:`HiddenStateEncoder`.
+    folder. ``pad`` is its padding id, and ``folder`` the folder of the model. Other arguments and attributes are those
+    of :class:`HiddenStateEncoder`.
     """
 
     def __init__(

@@ -1,6 +1,7 @@
 """Masked LM with regression of an auxiliary model's hidden states of masked tokens (Romero et al., 2015)."""
 
 import logging
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -42,8 +43,8 @@ class StateRegressionCriterion(SummedCriterion):
         super().__init__(task)
         if not hasattr(task, "new_regression"):
             raise ValueError("--criterion state_regression needs --task state_regression, which has the hidden states")
-        if not cfg.regression_weight > 0:
-            raise ValueError(f"--regression-weight must be positive, got {cfg.regression_weight}")
+        if not 0 < cfg.regression_weight < math.inf:
+            raise ValueError(f"--regression-weight must be positive and finite, got {cfg.regression_weight}")
         self.regression_weight = cfg.regression_weight
         self.regression: StateRegression = task.new_regression()
         self.is_ready = False  # whether the states are standardized, and the layer belongs to this model
