@@ -24,9 +24,8 @@ from mlsm_plugin.core.masking.masked_share import samples_to_look_at
 from mlsm_plugin.fairseq_plugin.coding.masked_states import MaskedStates
 from mlsm_plugin.fairseq_plugin.compat.batches import Sample
 from mlsm_plugin.fairseq_plugin.compat.checkpoint_contents import CheckpointState
-from mlsm_plugin.fairseq_plugin.compat.model_parts import lm_head
+from mlsm_plugin.fairseq_plugin.compat.model_parts import DividedLMHead, lm_head
 from mlsm_plugin.fairseq_plugin.compat.resumed_runs import LAST
-from mlsm_plugin.fairseq_plugin.models.latent_head_model import LatentHead
 from mlsm_plugin.fairseq_plugin.tasks.base_masked_lm import BaseMaskedLMConfig, BaseMaskedLMTask
 from mlsm_plugin.fairseq_plugin.tasks.plugin_task import StepResult
 
@@ -73,7 +72,7 @@ class StateRegressionTask(BaseMaskedLMTask):
         """Build the model; ValueError if it is not one of this package."""
         model = super().build_model(cfg, from_checkpoint)
         head = lm_head(model)
-        if not isinstance(head, LatentHead):
+        if not isinstance(head, DividedLMHead):
             raise ValueError(NO_LATENT_HEAD)
         self._head_width = head.width
         return model
