@@ -17,11 +17,11 @@ from mlsm_plugin.huggingface import (
     Masking,
     PretrainingSequences,
     StateRegressionCollator,
-    StateRegressionModel,
     TokenSequences,
     prepare,
 )
 from mlsm_plugin.huggingface.aligned_sequences import AlignedSequences
+from mlsm_plugin.huggingface.state_regression_model import StateRegressionModel
 from tests.huggingface.tiny_corpus import make_tokenizer, random_ids, tiny_bert
 
 LAYER = 1
