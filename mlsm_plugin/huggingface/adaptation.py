@@ -27,6 +27,7 @@ from mlsm_plugin.core.files.process_rank import ProcessRank, process_rank
 from mlsm_plugin.core.files.settings import identity, option, undeciding
 from mlsm_plugin.core.files.step_record import Step, StepRecord
 from mlsm_plugin.core.hidden_states.devices import Device
+from mlsm_plugin.core.hidden_states.encoder import check_layer
 from mlsm_plugin.core.hidden_states.hf_encoder import (
     FLOAT32_ONLY,
     HuggingFaceEncoder,
@@ -215,7 +216,11 @@ class Adaptation(KnownText):
     temperature: float = option(2.0, above=0, help="temperature of the predictions, for distill")
     learning: LearningSettings | None = None
     regressed_layer: int | None = option(
-        None, least=0, help="hidden state of the auxiliary model to predict (default: the last)", decides=False
+        None,
+        least=0,
+        flag="--layer",
+        help="hidden state of the auxiliary model to predict (default: the last)",
+        decides=False,
     )
     latent_top: int | None = option(None, least=1, help="keep the N strongest atoms of each code")
     latent_source: str = option(
@@ -540,6 +545,9 @@ class _Chain:
             )
         if self.length > min(readers):
             raise ValueError(f"--max-length {self.length} is more than the {min(readers)} positions of the model")
+        if self.settings.objective in WITH_AUXILIARY:
+            auxiliary = self.settings.auxiliary_model
+            check_layer(self.layer, HuggingFaceEncoder.layers_of(auxiliary), auxiliary)
         if self.settings.vocab_size is None:  # otherwise the tokenizer does not exist yet
             _ = self.model
 

@@ -39,6 +39,16 @@ class AlignedSequences:
         """The aligned sequences from ``first`` up to, not including, ``last``."""
         return AlignedSequences(self.sequences.part(first, last), self.places.part(first, last))
 
+    def check_aligned_with(self, sequences: TokenSequences) -> None:
+        """Raise ValueError unless there is a place for each token of ``sequences``, and no more."""
+        lengths = np.diff(sequences.starts)
+        same_number = len(self.sequences) == len(self.places) == len(lengths)
+        if not same_number or not np.array_equal(np.diff(self.places.starts), lengths):
+            raise ValueError(
+                "the aligned text belongs to other sequences, or to another part of them; align these sequences, or "
+                "take the same part of both"
+            )
+
     def positions_of(self, index: int) -> np.ndarray:
         """Positions ``(T,)`` in the corpus of the second tokenizer, int64, for the tokens of a sequence; -1: none."""
         places = self.places[index]
@@ -138,7 +148,7 @@ def write_aligned(
     aligned = AlignedSequences(other_sequences, TokenSequences.write(places, (row for _, row in pairs)))
     if counts.cut:
         logger.warning(
-            "%d of %d sequences are longer than %d tokens of the auxiliary model; the tokens after them have no code",
+            "%d of %d sequences are longer than %d tokens of the auxiliary model; tokens after them are never masked",
             counts.cut,
             len(sequences),
             max_length,

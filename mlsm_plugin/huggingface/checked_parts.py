@@ -85,10 +85,17 @@ def check_auxiliary(model: StateRegressionModel, dataset: Any, collator: object,
     tokenizer = model.auxiliary.tokenizer
     for inner in with_inner(dataset):
         if isinstance(inner, PretrainingSequences):
-            sequences = inner.sequences if inner.aligned is None else inner.aligned.sequences
+            sequences = inner.sequences
+            if inner.aligned is not None:
+                sequences = inner.aligned.sequences
+            elif collator.vocabulary != tokenizer.vocabulary_fingerprint:
+                raise ValueError(
+                    f"the auxiliary model would read {name} in the ids of the collator's tokenizer, which has another "
+                    f"vocabulary than its own: the same ids mean other tokens; {OTHER_VOCABULARY}"
+                )
             title = f"the auxiliary model's sequences of {name}"
             sequences.check_made_with(tokenizer.vocabulary_fingerprint, title, "that model", remedy=OTHER_VOCABULARY)
-            sequences.check_positions(model.auxiliary.max_tokens)
+            sequences.check_positions(model.auxiliary.max_tokens, title)
 
 
 def check_contrast(trainer: "Trainer") -> None:

@@ -238,7 +238,7 @@ class StateRegressionCollator(MaskedLmCollator):
 
     A batch also has ``auxiliary``: ``ids`` (B, T'), the unmasked text in the other model's tokens, padded with -1, and
     ``places`` (n,), the index in ``ids.flatten()`` of the token whose hidden state belongs to each of the n masked
-    tokens, in the order of ``labels != -100``; both int64.
+    tokens, in the order of ``labels != -100``; both int64. ValueError if a place is not in the other model's text.
     """
 
     few_masks = "too many tokens have no token of the auxiliary model, or are unknown to the tokenizer"
@@ -255,6 +255,10 @@ class StateRegressionCollator(MaskedLmCollator):
             if sequence.aligned is not None:
                 ids = sequence.aligned.sequences[sequence.index]
                 places_of_tokens = sequence.aligned.places[sequence.index] - 1
+            if places_of_tokens.max(initial=-1) >= len(ids):
+                raise ValueError(
+                    f"the aligned text of sequence {sequence.index} is shorter than its places; align anew"
+                )
             mask = self._drawn(sequence, rng) & (places_of_tokens >= 0)
             masks.append(mask)
             ids_of_auxiliary.append(ids)

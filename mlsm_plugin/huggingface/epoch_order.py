@@ -21,6 +21,7 @@ from mlsm_plugin.huggingface.pretraining_model import objective_name
 from mlsm_plugin.huggingface.pretraining_sequences import Samples, order_of_epoch
 
 SAMPLES = "samples of mlsm_plugin"  # key in the state of the Trainer, next to names of callbacks
+TARGETS = "targets of mlsm_plugin"
 logger = logging.getLogger(__name__)
 
 RESUMES_SMALLER_UPDATES = "4.57"  # first version of transformers that resumes them correctly
@@ -142,6 +143,23 @@ def check_same_samples(state: TrainerState, record: dict[str, object], updates: 
                 "the checkpoint"
             )
     records[SAMPLES] = record
+
+
+def check_same_targets(state: TrainerState, record: dict[str, object]) -> None:
+    """Check that a training that resumes predicts what it predicted before.
+
+    The record of the model is part of the state, which the Trainer saves with each checkpoint; it is added to it.
+    Checkpoints without a record are accepted. ValueError if the records differ.
+    """
+    records = cast(dict[str, dict[str, object]], state.stateful_callbacks)
+    saved = records.get(TARGETS, {})
+    for name, now in record.items():
+        if state.global_step and saved.get(name, now) != now:
+            raise ValueError(
+                f"the {name} was {saved[name]} and is {now} now; resume the training as it was begun, or begin a new "
+                "training with the model of the checkpoint"
+            )
+    records[TARGETS] = record
 
 
 def check_resumable(arguments: TrainingArguments, state: TrainerState, batches: int) -> None:

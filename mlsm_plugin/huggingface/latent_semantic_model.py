@@ -43,6 +43,7 @@ class LatentSemanticModel(PretrainingModel):
     """
 
     figures: ClassVar[tuple[str, ...]] = ("kl", "mlm_loss", "masked_share")
+    added_parts: ClassVar[tuple[str, ...]] = ("latent_head",)
     latent_head: nn.Linear
     _online: tuple[AuxiliaryStates, StateCodes] | None = None  # in a tuple, it is not a submodule
 

@@ -48,6 +48,7 @@ class PretrainingModel(StockModel):
     # makes the Trainer pass the number of labels in all batches of an update
     accepts_loss_kwargs: ClassVar[bool] = True
     trains_head: ClassVar[bool] = True  # whether the objective trains the masked-LM head
+    added_parts: ClassVar[tuple[str, ...]] = ()  # names of what the objective adds to the stock model
     # names of the logged figures, each a sum divided by a count; the last is masked_share
     figures: ClassVar[tuple[str, ...]]
     config: Any
@@ -61,6 +62,7 @@ class PretrainingModel(StockModel):
     def of(cls, model: Any, **options: Any) -> Self:
         """Turn a stock ``AutoModelForMaskedLM`` into a model with this objective, in place; see the class for options.
 
+        What another objective of this package has added to the model is removed.
         Warns if weights are not in float32, since rounding then loses small updates. ValueError if the model is a
         decoder, its head has an unknown form, or an option is out of range.
         """
@@ -68,6 +70,9 @@ class PretrainingModel(StockModel):
         head_of(model)
         _warn_of_low_precision(model)
         trained = getattr(model, "trains_head", True)
+        for name in getattr(model, "added_parts", ()):  # by its objective before
+            if hasattr(model, name):
+                delattr(model, name)
         stock = next(base for base in type(model).__mro__ if not issubclass(base, PretrainingModel))
         model.__class__ = _with_objective(cls, stock)  # type: ignore[arg-type]  # mypy takes classes as not hashable
         model.set_objective(**options)

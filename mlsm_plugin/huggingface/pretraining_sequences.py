@@ -125,13 +125,15 @@ class PretrainingSequences(Samples):
     :func:`~mlsm_plugin.huggingface.coding.encode_sequences`, with the codes of exactly these sequences, or of the
     sequences that are ``aligned`` with them; ValueError as in :class:`SequenceCodes`. In the Trainer,
     :class:`~mlsm_plugin.huggingface.trainer_callback.PretrainingCallback` sets the epoch. If nothing sets it, as in
-    evaluation, the masks are always the same.
+    evaluation, the masks are always the same. ValueError if the ``aligned`` text belongs to other sequences.
     """
 
     def __init__(
         self, input_ids: InputIds, codes: PathLike | None = None, *, aligned: AlignedSequences | None = None
     ) -> None:
         super().__init__(input_ids)
+        if aligned is not None:
+            aligned.check_aligned_with(self.sequences)
         self.aligned = aligned
         self.codes: SequenceCodes | None = None
         if codes is not None:

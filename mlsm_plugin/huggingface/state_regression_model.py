@@ -1,14 +1,16 @@
 """Masked LM with regression of another model's hidden states (Romero et al., 2015), for Hugging Face models."""
 
+import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, ClassVar
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from mlsm_plugin.core.files.atomic_files import PathLike
-from mlsm_plugin.core.hidden_states.hf_encoder import LibraryEncoder, check_positions
+from mlsm_plugin.core.hidden_states.hf_encoder import HuggingFaceEncoder, LibraryEncoder, check_positions
 from mlsm_plugin.core.losses.state_regression import StateRegression
 from mlsm_plugin.huggingface.collators import IGNORED, NO_TOKEN, Batch
 from mlsm_plugin.huggingface.pretraining_model import (
@@ -31,16 +33,22 @@ class StateRegressionModel(PretrainingModel):
     Args (of :meth:`of` and :meth:`from_pretrained`):
         auxiliary: the model whose hidden states are predicted; it is not trained.
         regression_weight: weight of the mean squared error, which is 1 for a prediction that is always the mean;
-            positive. The masked-LM loss has weight 1.
+            positive and finite. The masked-LM loss has weight 1.
     """
 
     figures: ClassVar[tuple[str, ...]] = ("state_loss", "mlm_loss", "masked_share")
+    added_parts: ClassVar[tuple[str, ...]] = ("regression", "_auxiliary")
     regression: StateRegression
 
     def set_objective(self, *, auxiliary: LibraryEncoder, regression_weight: float = 1.0) -> None:
-        """Set the options of the class, and add the layer; ValueError if an option is out of range."""
-        if not regression_weight > 0:
-            raise ValueError(f"regression_weight must be positive, got {regression_weight}")
+        """Set the options of the class, and add the layer; ValueError if an option cannot be used."""
+        if not isinstance(auxiliary, LibraryEncoder):
+            raise ValueError(
+                f"auxiliary is a {type(auxiliary).__name__}; pass LibraryEncoder(FOLDER, layer=N), where N is the "
+                "hidden state to predict"
+            )
+        if not 0 < regression_weight < math.inf:
+            raise ValueError(f"regression_weight must be positive and finite, got {regression_weight}")
         self.regression_weight = regression_weight
         device = next(self.parameters()).device
         self.regression = StateRegression(head_of(self).width, auxiliary.dim).to(device)
@@ -51,6 +59,14 @@ class StateRegressionModel(PretrainingModel):
     def auxiliary(self) -> LibraryEncoder:
         """The model whose hidden states are predicted."""
         return self._auxiliary[0]
+
+    def targets_record(self) -> dict[str, object]:
+        """What decides the hidden states that are predicted: SHA-256 of the auxiliary model, and the layer."""
+        auxiliary = self.auxiliary
+        return {
+            "auxiliary model": HuggingFaceEncoder.fingerprint_of(auxiliary.folder)[:12],
+            "layer of the auxiliary model": auxiliary.layer,
+        }
 
     def standardize(self, batches: Iterable[Batch]) -> None:
         """Standardize the states by those of a sample of the batches; errors as in :meth:`StateRegression.standardize`.
@@ -68,7 +84,9 @@ class StateRegressionModel(PretrainingModel):
         check_positions(ids.size(1), auxiliary.max_tokens, "a sequence for the auxiliary model")
         if auxiliary.device != ids.device:
             auxiliary.to(ids.device)
-        hidden = auxiliary.hidden_states(ids.masked_fill(ids == NO_TOKEN, auxiliary.pad))
+        # the auxiliary model has its own precision, in which its states are also standardized
+        with torch.autocast(ids.device.type, enabled=False):
+            hidden = auxiliary.hidden_states(ids.masked_fill(ids == NO_TOKEN, auxiliary.pad))
         return hidden.flatten(0, 1)[places]
 
     def _objective(self, labels: Tensor, *, auxiliary: dict[str, Tensor] | None = None, **inputs: Tensor) -> Objective:

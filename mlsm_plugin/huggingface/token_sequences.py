@@ -102,11 +102,12 @@ class TokenSequences:
             check_attention(ids, self.attended[index], f"sequence {index}")
         return ids
 
-    def check_positions(self, positions: int) -> None:
-        """Raise ValueError if a sequence has more tokens than a model's ``positions``."""
+    def check_positions(self, positions: int, name: str = "") -> None:
+        """Raise ValueError if a sequence of these, called ``name``, has more tokens than a model's ``positions``."""
         lengths = np.diff(self.starts)
         longest = int(lengths.argmax())
-        check_positions(int(lengths[longest]), positions, f"sequence {longest}")
+        number = f"sequence {longest}"
+        check_positions(int(lengths[longest]), positions, f"{number} of {name}" if name else number)
 
     def check_made_with(self, vocabulary: str, name: str, owner: str, *, remedy: str) -> None:
         """Raise ValueError if these sequences, called ``name``, were made with another vocabulary.

@@ -1,6 +1,7 @@
 """Additions to the Trainer: the epoch, the parts of the loss, progress bars, and a fix for several ranks."""
 
 import copy
+import logging
 import math
 import sys
 import time
@@ -21,6 +22,7 @@ from mlsm_plugin.huggingface.checked_parts import check_auxiliary, check_contras
 from mlsm_plugin.huggingface.epoch_order import (
     check_resumable,
     check_same_samples,
+    check_same_targets,
     epoch_of,
     order_by_epoch,
     samples_of_training,
@@ -31,6 +33,11 @@ from mlsm_plugin.huggingface.pretraining_model import PretrainingModel
 from mlsm_plugin.huggingface.pretraining_sequences import Samples
 from mlsm_plugin.huggingface.state_regression_model import StateRegressionModel
 
+NOT_STANDARDIZED = (
+    "the layer that predicts hidden states is new, and without train_dataset these are not standardized: state_loss "
+    "says nothing, unless the Trainer loads one of its checkpoints; pass train_dataset, or train first"
+)
+logger = logging.getLogger(__name__)
 MEASURED_UPDATES = 10  # after which the length of a training is told
 
 
@@ -52,6 +59,8 @@ class PretrainingCallback(TrainerCallback):
     ) -> None:
         """Tell the samples how long the training is; ValueError if it would resume at the wrong place."""
         dataset = getattr(train_dataloader, "dataset", None)
+        if isinstance(model, StateRegressionModel):
+            check_same_targets(state, model.targets_record())
         if train_dataloader is not None and isinstance(dataset, Samples):
             samples = samples_of_training(args, state.max_steps, len(dataset), len(train_dataloader))
             dataset.set_training(seed_of_order(args), samples)
@@ -279,7 +288,11 @@ def _standardize(trainer: Trainer) -> None:
     """Standardize the hidden states to predict by those of the training text, if the model predicts hidden states."""
     model = trainer.model
     dataset: Any = trainer.train_dataset
-    if not isinstance(model, StateRegressionModel) or dataset is None:
+    if not isinstance(model, StateRegressionModel):
+        return
+    if dataset is None:
+        if not model.regression.is_standardized:
+            logger.warning(NOT_STANDARDIZED)
         return
     if not hasattr(dataset, "__len__"):
         raise ValueError("train_dataset has no length; hidden states are standardized by those of a sample of it")

@@ -603,6 +603,17 @@ def test_low_rank_updates_are_merged(start: Path, tmp_path: Path, capsys: Captur
 REGRESSION = ("--objective", "regression+mlm", "--student", "1x64")
 
 
+@pytest.mark.parametrize(
+    ("layer", "message"), [(9, "--layer 9 is out of range"), (-1, "--layer must be at least 0, got -1")]
+)
+def test_a_layer_that_is_not_there_is_refused_before_a_tokenizer_is_learned(
+    start: Path, tmp_path: Path, capsys: Capture, layer: int, message: str
+) -> None:
+    student = ("--student", "1x64", "--vocab-size", 300, "--layer", layer)
+    assert message in failing_mlsm(capsys, *words(start, tmp_path / "out", *student, objective="regression+mlm"))
+    assert not (tmp_path / "out" / "tokens").exists()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("more", [("--optimizer", "muon"), ("--student", "1x64"), REGRESSION])
 def test_killed_runs_resume_to_the_same_weights(start: Path, tmp_path: Path, more: tuple[object, ...]) -> None:

@@ -138,7 +138,7 @@ def test_what_the_other_model_cannot_read_has_no_place(
     assert max(len(aligned.sequences[index]) for index in range(len(aligned.places))) == 6
     positions = np.concatenate([aligned.positions_of(index) for index in range(len(aligned.places))])
     assert positions.max() < aligned.sequences.num_tokens
-    assert "longer than 6 tokens of the auxiliary model; the tokens after them have no code" in caplog.text
+    assert "longer than 6 tokens of the auxiliary model; tokens after them are never masked" in caplog.text
 
 
 def test_white_space_alone_is_no_sign_of_another_text(tmp_path: Path, tokenizers: dict[str, Path]) -> None:

@@ -13,14 +13,15 @@ from transformers import AutoModelForMaskedLM, Trainer, TrainingArguments
 from mlsm_plugin.huggingface import (
     LibraryEncoder,
     MaskedLmCollator,
+    MaskedLmModel,
     Masking,
     PretrainingSequences,
     StateRegressionCollator,
-    StateRegressionModel,
     TokenSequences,
     prepare,
 )
 from mlsm_plugin.huggingface.aligned_sequences import AlignedSequences
+from mlsm_plugin.huggingface.state_regression_model import StateRegressionModel
 from tests.huggingface.tiny_corpus import make_tokenizer, random_ids, tiny_bert
 
 LAYER = 1
@@ -113,6 +114,40 @@ def test_a_batch_with_nothing_masked_has_gradients_of_zero(auxiliary: LibraryEnc
     assert all(bool(weight.grad.isfinite().all()) for weight in model.parameters() if weight.grad is not None)
 
 
+def test_weights_in_bfloat16_are_trained(auxiliary: LibraryEncoder) -> None:
+    model = StateRegressionModel.of(tiny_bert(1).bfloat16(), auxiliary=auxiliary)
+    loss = model.train()(**batch_of())["loss"]
+    loss.backward()
+    assert float(loss.detach()) > 0
+    assert bool(model.regression.projection.weight.grad.isfinite().all())
+
+
+def test_the_auxiliary_model_computes_in_its_own_precision(
+    auxiliary: LibraryEncoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The Trainer's bf16 would overflow in models of type deberta, and differ from the standardization."""
+    precisions = []
+    stock = LibraryEncoder.hidden_states
+
+    def hidden_states(self: LibraryEncoder, tokens: torch.Tensor) -> torch.Tensor:
+        precisions.append(torch.is_autocast_enabled("cpu"))
+        return stock(self, tokens)
+
+    monkeypatch.setattr(LibraryEncoder, "hidden_states", hidden_states)
+    model = model_of(auxiliary)
+    with torch.autocast("cpu", torch.bfloat16):
+        model(**batch_of())
+        assert torch.is_autocast_enabled("cpu")
+    assert precisions == [False]
+
+
+def test_another_objective_removes_the_layer(tmp_path: Path, auxiliary: LibraryEncoder) -> None:
+    model = MaskedLmModel.of(model_of(auxiliary))
+    assert not [name for name in model.state_dict() if name.startswith("regression.")]
+    again = StateRegressionModel.of(StateRegressionModel.of(model, auxiliary=auxiliary), auxiliary=auxiliary)
+    assert not again.regression.is_standardized
+
+
 def trained(folder: Path, auxiliary: LibraryEncoder, updates: int, *, resume: bool = False) -> Trainer:
     """A training of four updates that stops after some of them."""
     arguments = TrainingArguments(
@@ -152,6 +187,38 @@ def test_a_training_learns_resumes_and_leaves_a_stock_model(tmp_path: Path, auxi
         assert torch.equal(values, whole.model.state_dict()[name])
 
 
+def test_a_training_resumes_with_the_same_auxiliary_model_and_layer_only(
+    tmp_path: Path, auxiliary: LibraryEncoder
+) -> None:
+    trained(tmp_path / "run", auxiliary, 2)
+    last_layer = LibraryEncoder(auxiliary.folder, layer=2, device="cpu")
+    with pytest.raises(ValueError, match="the layer of the auxiliary model was 1 and is 2 now; resume the training as"):
+        trained(tmp_path / "run", last_layer, 4, resume=True)
+    tiny_bert(8).save_pretrained(tmp_path / "other")
+    make_tokenizer().save_pretrained(tmp_path / "other")
+    other = LibraryEncoder(tmp_path / "other", layer=LAYER, device="cpu")
+    with pytest.raises(ValueError, match=r"the auxiliary model was \w+ and is \w+ now"):
+        trained(tmp_path / "run", other, 4, resume=True)
+
+
+def test_an_evaluation_of_a_new_layer_is_a_warning(
+    tmp_path: Path, auxiliary: LibraryEncoder, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = model_of(auxiliary)
+
+    def evaluated() -> None:
+        arguments = TrainingArguments(str(tmp_path), report_to=[], use_cpu=True)
+        collator = StateRegressionCollator(make_tokenizer())
+        dataset = PretrainingSequences(random_ids(8))
+        prepare(Trainer(model, arguments, data_collator=collator, eval_dataset=dataset)).evaluate()
+
+    evaluated()
+    assert caplog.text.count("the layer that predicts hidden states is new, and without train_dataset") == 1
+    model.standardize([batch_of()])
+    evaluated()
+    assert caplog.text.count("without train_dataset") == 1
+
+
 class StopAfter:
     """Ends a training as a stop does, without changing its length."""
 
@@ -177,13 +244,62 @@ def test_parts_that_do_not_fit_are_errors(tmp_path: Path, auxiliary: LibraryEnco
     with pytest.raises(ValueError, match="MaskedLmCollator has no text for the auxiliary model; use StateRegr"):
         prepared(auxiliary, text, MaskedLmCollator(tokenizer))
     other = TokenSequences.write(tmp_path / "tokens", iter(random_ids(8)), about={"tokenizer": "0" * 64})
-    aligned = AlignedSequences(other, TokenSequences.write(tmp_path / "places", iter(random_ids(8))))
+    places = (np.ones_like(row) for row in random_ids(8))
+    aligned = AlignedSequences(other, TokenSequences.write(tmp_path / "places", places))
     wrong = PretrainingSequences(random_ids(8), aligned=aligned)
     with pytest.raises(ValueError, match=r"auxiliary model's sequences of train_dataset.*align them"):
         prepared(auxiliary, wrong, StateRegressionCollator(tokenizer))
-    with pytest.raises(ValueError, match="regression_weight must be positive, got 0"):
+    with pytest.raises(ValueError, match="regression_weight must be positive and finite, got 0"):
         model_of(auxiliary, regression_weight=0)
+    with pytest.raises(ValueError, match="regression_weight must be positive and finite, got inf"):
+        model_of(auxiliary, regression_weight=float("inf"))
+    with pytest.raises(ValueError, match=r"auxiliary is a BertForMaskedLM; pass LibraryEncoder\(FOLDER, layer=N\)"):
+        model_of(tiny_bert(2))
     with pytest.raises(ValueError, match="make it with StateRegressionCollator"):
         model_of(auxiliary)(**MaskedLmCollator(tokenizer)([text[0]]))
     with pytest.raises(ValueError, match="train_dataset has no length"):
         prepared(auxiliary, iter([text[0]]), StateRegressionCollator(tokenizer))
+
+
+def test_ids_of_another_vocabulary_need_aligned_text(tmp_path: Path, auxiliary: LibraryEncoder) -> None:
+    """Ids in a list have no record of their tokenizer; the collator's is that of the text."""
+    other = make_tokenizer()
+    other.add_tokens(["new"])
+    model = tiny_bert(1, vocab_size=len(other))
+    arguments = TrainingArguments("unused", max_steps=1, report_to=[], use_cpu=True)
+
+    def prepare_with(dataset: PretrainingSequences) -> Trainer:
+        trainer = Trainer(
+            StateRegressionModel.of(model, auxiliary=auxiliary),
+            arguments,
+            data_collator=StateRegressionCollator(other, Masking(mask_prob=0.4)),
+            train_dataset=dataset,
+        )
+        return prepare(trainer)
+
+    with pytest.raises(ValueError, match="would read train_dataset in the ids of the collator's tokenizer"):
+        prepare_with(PretrainingSequences(random_ids(6)))
+    sequences, aligned = aligned_text(tmp_path)
+    prepare_with(PretrainingSequences(sequences, aligned=aligned))
+
+
+def test_text_that_is_too_long_for_the_auxiliary_model_is_an_error(tmp_path: Path) -> None:
+    tiny_bert(3, max_position_embeddings=8).save_pretrained(tmp_path)
+    make_tokenizer().save_pretrained(tmp_path)
+    short = LibraryEncoder(tmp_path, layer=LAYER, device="cpu")
+    message = r"sequence \d+ of the auxiliary model's sequences of train_dataset has 21 tokens.* at most 8"
+    with pytest.raises(ValueError, match=message):
+        prepared(short, PretrainingSequences(random_ids(24)), StateRegressionCollator(make_tokenizer()))
+
+
+def test_aligned_text_of_other_sequences_is_an_error(tmp_path: Path) -> None:
+    sequences, aligned = aligned_text(tmp_path)
+    with pytest.raises(ValueError, match="the aligned text belongs to other sequences, or to another part of them"):
+        PretrainingSequences(sequences.part(1, 4), aligned=aligned)
+    with pytest.raises(ValueError, match="the aligned text belongs to other sequences"):
+        PretrainingSequences(sequences.part(1, 4), aligned=aligned.part(2, 5))
+    collator = StateRegressionCollator(make_tokenizer())
+    collator([PretrainingSequences(sequences.part(1, 4), aligned=aligned.part(1, 4))[2]])
+    wrong = AlignedSequences(TokenSequences(random_ids(6, seed=6, longest=2)), aligned.places)
+    with pytest.raises(ValueError, match="the aligned text of sequence 0 is shorter than its places"):
+        collator([PretrainingSequences(sequences, aligned=wrong)[0]])

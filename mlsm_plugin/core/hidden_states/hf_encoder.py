@@ -51,7 +51,8 @@ class LibraryEncoder(TokenVectors):
     embeddings, or the layer is out of range.
 
     ``name`` is a folder or hub name, with or without ``hf:``. If ``tokenizer`` is None, it is loaded from the model's
-    folder. ``pad`` is its padding id. Other arguments and attributes are those of :class:`HiddenStateEncoder`.
+    folder. ``pad`` is its padding id, and ``folder`` the folder of the model. Other arguments and attributes are those
+    of :class:`HiddenStateEncoder`.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class LibraryEncoder(TokenVectors):
         fp16: bool | None = False,
     ) -> None:
         folder, config, self.tokenizer = model_and_tokenizer(name, tokenizer, weights=True)
+        self.folder = folder
         self.layer = layer
         self.num_layers = int(config.num_hidden_layers)
         check_layer(layer, self.num_layers, folder)

@@ -32,6 +32,11 @@ class StateRegression(nn.Module):
         self.register_buffer("mean", torch.zeros(dim))
         self.register_buffer("deviation", torch.ones(dim))
 
+    @property
+    def is_standardized(self) -> bool:
+        """Whether :meth:`standardize` was called, here or before the weights were saved."""
+        return bool((self.mean != 0).any()) or bool((self.deviation != 1).any())
+
     def standardize(self, samples: Iterable[Tensor]) -> None:
         """Take mean and deviation from hidden states, ``(n, dim)`` each, of which 10,000 are enough.
 
@@ -56,5 +61,5 @@ class StateRegression(nn.Module):
         ``inputs`` is ``(n, width)``, ``states`` is ``(n, dim)`` and has no gradient.
         """
         targets = (states.float() - self.mean.float()) / self.deviation.float()
-        predictions: Tensor = self.projection(inputs)
+        predictions: Tensor = self.projection(inputs.to(self.projection.weight.dtype))
         return (predictions.float() - targets).square().mean(dim=1)

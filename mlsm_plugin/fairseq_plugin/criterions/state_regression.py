@@ -1,6 +1,7 @@
 """Masked LM with regression of an auxiliary model's hidden states of masked tokens (Romero et al., 2015)."""
 
 import logging
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -42,23 +43,23 @@ class StateRegressionCriterion(SummedCriterion):
         super().__init__(task)
         if not hasattr(task, "new_regression"):
             raise ValueError("--criterion state_regression needs --task state_regression, which has the hidden states")
-        if not cfg.regression_weight > 0:
-            raise ValueError(f"--regression-weight must be positive, got {cfg.regression_weight}")
+        if not 0 < cfg.regression_weight < math.inf:
+            raise ValueError(f"--regression-weight must be positive and finite, got {cfg.regression_weight}")
         self.regression_weight = cfg.regression_weight
         self.regression: StateRegression = task.new_regression()
-        self._is_ready = False  # whether the states are standardized, and the layer belongs to this model
+        self.is_ready = False  # whether the states are standardized, and the layer belongs to this model
         self._has_warned = False
 
     def standardize(self, samples: Iterable[Tensor]) -> None:
         """Begin a training with hidden states that have mean 0 and variance 1; see :class:`StateRegression`."""
         self.regression.standardize(samples)
-        self._is_ready = True
+        self.is_ready = True
 
     def load_state_dict(self, state_dict: dict[str, Tensor] | None, strict: bool = True, **options: Any) -> Any:
-        """Load the layer of a checkpoint; keep the new one if the checkpoint is of another criterion."""
-        if not state_dict:
+        """Load the layer of a checkpoint; keep the new one if the checkpoint predicts no states, or other ones."""
+        if not state_dict or not self.task.predicts_same_states:
             return None
-        self._is_ready = True
+        self.is_ready = True
         return super().load_state_dict(state_dict, strict, **options)
 
     def forward(
@@ -75,7 +76,7 @@ class StateRegressionCriterion(SummedCriterion):
             "sample_size": number,
             "mlm_loss": mlm.detach(),
         }
-        if self._is_ready:
+        if self.is_ready:
             states = sample["states"]
             errors = self.regression(extra["transformed"][: len(states)], states).sum()
             loss = loss + self.regression_weight * errors

@@ -4,6 +4,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Optional
 
 import torch
@@ -23,8 +24,8 @@ from mlsm_plugin.core.masking.masked_share import samples_to_look_at
 from mlsm_plugin.fairseq_plugin.coding.masked_states import MaskedStates
 from mlsm_plugin.fairseq_plugin.compat.batches import Sample
 from mlsm_plugin.fairseq_plugin.compat.checkpoint_contents import CheckpointState
-from mlsm_plugin.fairseq_plugin.compat.model_parts import lm_head
-from mlsm_plugin.fairseq_plugin.models.latent_head_model import LatentHead
+from mlsm_plugin.fairseq_plugin.compat.model_parts import DividedLMHead, lm_head
+from mlsm_plugin.fairseq_plugin.compat.resumed_runs import LAST
 from mlsm_plugin.fairseq_plugin.tasks.base_masked_lm import BaseMaskedLMConfig, BaseMaskedLMTask
 from mlsm_plugin.fairseq_plugin.tasks.plugin_task import StepResult
 
@@ -64,13 +65,14 @@ class StateRegressionTask(BaseMaskedLMTask):
 
     cfg: StateRegressionTaskConfig
     criterions = ("state_regression",)
+    predicts_same_states = True  # whether the checkpoint that is loaded predicts the states of this run
     _head_width = 0
 
     def build_model(self, cfg: FairseqDataclass, from_checkpoint: bool = False) -> BaseFairseqModel:
         """Build the model; ValueError if it is not one of this package."""
         model = super().build_model(cfg, from_checkpoint)
         head = lm_head(model)
-        if not isinstance(head, LatentHead):
+        if not isinstance(head, DividedLMHead):
             raise ValueError(NO_LATENT_HEAD)
         self._head_width = head.width
         return model
@@ -82,14 +84,28 @@ class StateRegressionTask(BaseMaskedLMTask):
     def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs: object) -> None:
         """Load the samples of ``masked_lm``; ValueError if the auxiliary model does not fit them."""
         self._masked_states.load_encoder()  # reports errors before the first batch
-        checkpoint = self._masked_states.checkpoint
-        fingerprint = source_of(checkpoint).fingerprint_of(checkpoint)
-        self.state.merge_state_dict({AUXILIARY: fingerprint, LAYER: self._masked_states.layer})
+        self.state.merge_state_dict(self._states_record())
         super().load_dataset(split, epoch=epoch, combine=combine, **kwargs)
+
+    def _states_record(self) -> dict[str, object]:
+        """What decides the hidden states."""
+        checkpoint = self._masked_states.checkpoint
+        return {AUXILIARY: source_of(checkpoint).fingerprint_of(checkpoint), LAYER: self._masked_states.layer}
+
+    def check_starts_from(self, checkpoint: Path, saved: CheckpointState) -> None:
+        """See :meth:`PluginTask.check_starts_from`; also note whether the criterion's layer can be loaded."""
+        super().check_starts_from(checkpoint, saved)
+        record = self._states_record()
+        self.predicts_same_states = all(saved.get(name) == value for name, value in record.items())
+        resumes = checkpoint.absolute() == Path(self.cfg.save_dir, LAST).absolute()
+        if resumes and AUXILIARY in saved:
+            self.check_resumes(saved)  # before weights of another width are loaded
 
     def check_resumes(self, saved: CheckpointState) -> None:
         """Raise ValueError if a run resumes with another auxiliary model or layer than its state ``saved`` records."""
-        state = self.state_dict()
+        state = self._states_record()
+        if AUXILIARY not in saved:
+            raise ValueError("the run began without an auxiliary model; pass another --save-dir")
         if saved.get(AUXILIARY) != state[AUXILIARY]:
             raise ValueError("--auxiliary-checkpoint is another model than that of the run; pass another --save-dir")
         if saved.get(LAYER) != state[LAYER]:
@@ -99,10 +115,12 @@ class StateRegressionTask(BaseMaskedLMTask):
             )
 
     def begin_run(self, trainer: Trainer, saved: CheckpointState) -> None:
-        """Standardize the hidden states by those of a sample of the text; a resumed run has its values already."""
+        """Standardize the hidden states by those of a sample of the text; a run that goes on has its values already."""
         super().begin_run(trainer, saved)
-        if not saved:
-            trainer.get_criterion().standardize(self._sample_states(trainer.device))
+        criterion = trainer.get_criterion()
+        goes_on = bool(saved) or trainer.get_num_updates() > 0
+        if not (goes_on and criterion.is_ready):
+            criterion.standardize(self._sample_states(trainer.device))
 
     def _sample_states(self, device: torch.device) -> Iterator[Tensor]:
         dataset = self.datasets[self.cfg.train_subset]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from mlsm_plugin.core.losses import StateRegression
+from mlsm_plugin.core.losses.state_regression import StateRegression
 
 
 def numbers(*shape: int, seed: int = 0) -> torch.Tensor:

@@ -89,7 +89,7 @@ def test_every_parameter_takes_part_as_torch_ddp_demands(run: Any, tmp_path: Pat
 
 def test_what_does_not_fit_is_an_error(run: Any, pipeline: Pipeline) -> None:
     run.cfg.criterion.regression_weight = 0.0
-    with pytest.raises(ValueError, match="--regression-weight must be positive, got 0"):
+    with pytest.raises(ValueError, match="--regression-weight must be positive and finite, got 0"):
         StateRegressionCriterion(run.cfg.criterion, run.task)
     stock = tasks.setup_task(training_config(pipeline.data_bin, task="masked_lm", criterion="masked_lm").task)
     with pytest.raises(ValueError, match="needs --task state_regression"):

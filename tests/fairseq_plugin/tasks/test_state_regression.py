@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -46,6 +47,49 @@ def test_errors(pipeline: Pipeline) -> None:
         task.check_resumes({**task.state_dict(), "states_layer": 1})
     with pytest.raises(ValueError, match="--auxiliary-checkpoint is another model than that of the run"):
         task.check_resumes({**task.state_dict(), "states_of": "0" * 64})
+    with pytest.raises(ValueError, match="the run began without an auxiliary model; pass another --save-dir"):
+        task.check_resumes({})
+
+
+def test_the_layer_of_another_auxiliary_model_is_not_loaded(pipeline: Pipeline, tmp_path: Path) -> None:
+    cfg = training_config(pipeline.data_bin, "--auxiliary-checkpoint", pipeline.auxiliary, **NAMES)
+    cfg.task.save_dir = str(tmp_path)
+    task = tasks.setup_task(cfg.task)
+    task.load_dataset("train")
+    task.build_model(cfg.model)
+    saved = task.state_dict()
+    for changes, loads in (({}, True), ({"states_layer": 1}, False), ({"states_of": "0" * 64}, False)):
+        task.check_starts_from(tmp_path / "other.pt", {**saved, **changes})
+        criterion = task.build_criterion(cfg.criterion)
+        state = {name: torch.ones_like(values) for name, values in criterion.state_dict().items()}
+        if not loads:
+            state["regression.mean"] = torch.ones(7)  # of another width
+        criterion.load_state_dict(state)
+        assert criterion.is_ready is loads
+        assert bool((criterion.regression.mean == 1).all()) is loads
+    with pytest.raises(ValueError, match="--auxiliary-checkpoint is another model than that of the run"):
+        task.check_starts_from(tmp_path / "checkpoint_last.pt", {**saved, "states_of": "0" * 64})
+    task.check_starts_from(tmp_path / "checkpoint_last.pt", {"vocabulary": saved.get("vocabulary")})  # of masked LM
+
+
+def test_a_run_that_goes_on_keeps_the_values_of_its_states(pipeline: Pipeline) -> None:
+    """With ``--restore-file``, fairseq goes on in the epoch of the checkpoint, whose masks are others."""
+    cfg = training_config(pipeline.data_bin, "--auxiliary-checkpoint", pipeline.auxiliary, **NAMES)
+    task = tasks.setup_task(cfg.task)
+    task.load_dataset("train")
+    task.build_model(cfg.model)
+    for updates, loads, keeps in ((3, True, True), (3, False, False), (0, True, False)):
+        criterion = task.build_criterion(cfg.criterion)
+        if loads:
+            criterion.load_state_dict(criterion.state_dict())
+        trainer = SimpleNamespace(
+            get_criterion=lambda: criterion,  # noqa: B023
+            get_num_updates=lambda: updates,  # noqa: B023
+            device=torch.device("cpu"),
+        )
+        task.begin_run(trainer, {})
+        assert criterion.is_ready
+        assert criterion.regression.is_standardized is not keeps
 
 
 @pytest.mark.slow
@@ -66,6 +110,9 @@ def test_runs_learn_resume_start_from_masked_lm_and_are_exported(pipeline: Pipel
     assert not torch.equal(states[0]["criterion"]["regression.mean"], torch.zeros(32))
     train("mlm", 2, task="plain_masked_lm")
     train("warm", 2, "--finetune-from-model", tmp_path / "mlm" / "checkpoint_last.pt")
+    train("wide", 1, "--encoder-embed-dim", 64, task="plain_masked_lm")
+    other = ("--auxiliary-checkpoint", tmp_path / "wide" / "checkpoint_last.pt")
+    train("other", 2, "--finetune-from-model", tmp_path / "whole" / "checkpoint_last.pt", *other)
     mlsm("convert", tmp_path / "whole", tmp_path / "exported", "--text", pipeline.valid_text, "--lines", 3)
 
 
