@@ -61,7 +61,7 @@ from mlsm_plugin.evaluation.settings import FinetuneSettings
 from mlsm_plugin.huggingface.adaptation import MASKS_OF_STUDENT, TRAINING_OF_STUDENT
 from mlsm_plugin.huggingface.aligned_sequences import AlignedSequences, write_aligned
 from mlsm_plugin.huggingface.coding import learn_from_sequences
-from mlsm_plugin.huggingface.collators import LatentSemanticCollator, MaskedLmCollator, StateRegressionCollator
+from mlsm_plugin.huggingface.collators import AuxiliaryTextCollator, LatentSemanticCollator, MaskedLmCollator
 from mlsm_plugin.huggingface.latent_semantic_model import LatentSemanticModel
 from mlsm_plugin.huggingface.pretraining_model import MaskedLmModel, PretrainingModel
 from mlsm_plugin.huggingface.pretraining_sequences import PretrainingSequences
@@ -286,7 +286,7 @@ class Comparison:
             collator = MaskedLmCollator(tokenizer, MASKS_OF_STUDENT)
             model = MaskedLmModel.of(stock)
         elif name == "regression+mlm":
-            collator = StateRegressionCollator(tokenizer, MASKS_OF_STUDENT)
+            collator = AuxiliaryTextCollator(tokenizer, MASKS_OF_STUDENT)
             model = StateRegressionModel.of(
                 stock, auxiliary=self.encoder, regression_weight=self.args.regression_weight
             )

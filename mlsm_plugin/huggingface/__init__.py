@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from mlsm_plugin.huggingface.adaptation import Adaptation, adapt
     from mlsm_plugin.huggingface.coding import encode_sequences, learn_from_sequences
     from mlsm_plugin.huggingface.collators import (
+        AuxiliaryTextCollator,
         LatentSemanticCollator,
         MaskedLmCollator,
         Masking,
         SpanDenoisingCollator,
         SpanGroupsCollator,
-        StateRegressionCollator,
         TokenContrastiveCollator,
     )
     from mlsm_plugin.huggingface.distilled_model import DistilledModel, SentenceVectorModel
@@ -57,7 +57,7 @@ _MODULE_OF = {
     "SpanDenoisingCollator": "mlsm_plugin.huggingface.collators",
     "SpanGroups": "mlsm_plugin.huggingface.pretraining_sequences",
     "SpanGroupsCollator": "mlsm_plugin.huggingface.collators",
-    "StateRegressionCollator": "mlsm_plugin.huggingface.collators",
+    "AuxiliaryTextCollator": "mlsm_plugin.huggingface.collators",
     "StateRegressionModel": "mlsm_plugin.huggingface.state_regression_model",
     "TokenContrastiveCollator": "mlsm_plugin.huggingface.collators",
     "TokenContrastiveModel": "mlsm_plugin.huggingface.pretraining_model",
@@ -77,6 +77,7 @@ _MODULE_OF = {
 
 __all__ = [
     "Adaptation",
+    "AuxiliaryTextCollator",
     "CodingSettings",
     "Contrast",
     "DistilledModel",
@@ -96,7 +97,6 @@ __all__ = [
     "SpanDenoisingCollator",
     "SpanGroups",
     "SpanGroupsCollator",
-    "StateRegressionCollator",
     "StateRegressionModel",
     "TokenContrastiveCollator",
     "TokenContrastiveModel",

@@ -46,11 +46,11 @@ from mlsm_plugin.core.text.unknown_tokens import KnownText
 from mlsm_plugin.huggingface.aligned_sequences import AlignedSequences, write_aligned
 from mlsm_plugin.huggingface.coding import encode_sequences, learn_from_sequences
 from mlsm_plugin.huggingface.collators import (
+    AuxiliaryTextCollator,
     LatentSemanticCollator,
     MaskedLmCollator,
     Masking,
     SpanGroupsCollator,
-    StateRegressionCollator,
     TokenContrastiveCollator,
 )
 from mlsm_plugin.huggingface.dataset_text import files_of_dataset, rows_of_dataset, rows_of_files, write_column
@@ -95,7 +95,7 @@ COLLATORS: dict[str, type[MaskedLmCollator]] = {  # by objective, for those with
     "mlm": MaskedLmCollator,
     "mlsm": LatentSemanticCollator,
     "mlsm+mlm": LatentSemanticCollator,
-    REGRESSION: StateRegressionCollator,
+    REGRESSION: AuxiliaryTextCollator,
     "taco": TokenContrastiveCollator,
     "distill": MaskedLmCollator,
 }
@@ -587,7 +587,7 @@ class _Chain:
         if self.settings.objective == VECTORS:
             return SentenceCollator(self.fast_tokenizer)
         if self.settings.latent_source == ONLINE:
-            return StateRegressionCollator(self.fast_tokenizer, masking=masking)
+            return AuxiliaryTextCollator(self.fast_tokenizer, masking=masking)
         return COLLATORS[self.settings.objective](self.fast_tokenizer, masking=masking)
 
     @cached_property

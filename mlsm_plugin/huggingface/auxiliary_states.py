@@ -2,14 +2,22 @@
 
 from torch import Tensor
 
-from mlsm_plugin.core.hidden_states.hf_encoder import LibraryEncoder, check_positions
+from mlsm_plugin.core.hidden_states.hf_encoder import HuggingFaceEncoder, LibraryEncoder, check_positions
 from mlsm_plugin.huggingface.collators import NO_TOKEN
 
 
 class AuxiliaryStates:
-    """The hidden states of an auxiliary model, which moves to the device of the first batch."""
+    """The hidden states of an auxiliary model, which moves to the device of the first batch.
+
+    It is not trained, and not a part of the model that learns from it. ValueError if it is no :class:`LibraryEncoder`.
+    """
 
     def __init__(self, encoder: LibraryEncoder) -> None:
+        if not isinstance(encoder, LibraryEncoder):
+            raise ValueError(
+                f"the auxiliary model is a {type(encoder).__name__}; pass LibraryEncoder(FOLDER, layer=N), where N is "
+                "the number of the hidden state"
+            )
         self.encoder = encoder
 
     def of_places(self, ids: Tensor, places: Tensor) -> Tensor:
@@ -24,3 +32,10 @@ class AuxiliaryStates:
             encoder.to(ids.device)
         hidden = encoder.hidden_states(ids.masked_fill(ids == NO_TOKEN, encoder.pad))
         return hidden.flatten(0, 1)[places]
+
+    def record(self) -> dict[str, object]:
+        """What decides the hidden states: SHA-256 of the model, and the layer."""
+        return {
+            "auxiliary model": HuggingFaceEncoder.fingerprint_of(self.encoder.folder)[:12],
+            "layer of the auxiliary model": self.encoder.layer,
+        }

@@ -6,18 +6,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mlsm_plugin.core.hidden_states.hf_encoder import SUPPORTED, check_vocabulary, positions_of
+from mlsm_plugin.core.hidden_states.hf_encoder import SUPPORTED, LibraryEncoder, check_vocabulary, positions_of
 from mlsm_plugin.core.masking.masked_share import check_masked_share, check_usable_share, samples_to_look_at
 from mlsm_plugin.core.text.unknown_tokens import warn_of_unknown_ids
 from mlsm_plugin.huggingface.collators import (
+    AuxiliaryTextCollator,
     MaskedLmCollator,
     SpanGroupsCollator,
-    StateRegressionCollator,
     TokenContrastiveCollator,
 )
 from mlsm_plugin.huggingface.pretraining_sequences import PretrainingSequences
 from mlsm_plugin.huggingface.sentence_vectors import SentenceCollator
-from mlsm_plugin.huggingface.state_regression_model import StateRegressionModel
 from mlsm_plugin.huggingface.token_sequences import TokenSequences
 
 if TYPE_CHECKING:
@@ -75,14 +74,14 @@ def _positions(model: Any, collator: Collator) -> int:
     return positions
 
 
-def check_auxiliary(model: StateRegressionModel, dataset: Any, collator: object, name: str) -> None:
-    """Check that the auxiliary model reads the text of a dataset in its own tokens.
+def check_auxiliary(encoder: LibraryEncoder, dataset: Any, collator: object, name: str) -> None:
+    """Check that an auxiliary model reads the text of a dataset in its own tokens.
 
     ValueError if the batches lack that text, or it was made with another tokenizer.
     """
-    if not isinstance(collator, StateRegressionCollator):
-        raise ValueError(f"{type(collator).__name__} has no text for the auxiliary model; use StateRegressionCollator")
-    tokenizer = model.auxiliary.tokenizer
+    if not isinstance(collator, AuxiliaryTextCollator):
+        raise ValueError(f"{type(collator).__name__} has no text for the auxiliary model; use AuxiliaryTextCollator")
+    tokenizer = encoder.tokenizer
     for inner in with_inner(dataset):
         if isinstance(inner, PretrainingSequences):
             sequences = inner.sequences
@@ -95,7 +94,7 @@ def check_auxiliary(model: StateRegressionModel, dataset: Any, collator: object,
                 )
             title = f"the auxiliary model's sequences of {name}"
             sequences.check_made_with(tokenizer.vocabulary_fingerprint, title, "that model", remedy=OTHER_VOCABULARY)
-            sequences.check_positions(model.auxiliary.max_tokens, title)
+            sequences.check_positions(encoder.max_tokens, title)
 
 
 def check_contrast(trainer: "Trainer") -> None:

@@ -233,7 +233,7 @@ class LatentSemanticCollator(MaskedLmCollator):
         return codes
 
 
-class StateRegressionCollator(MaskedLmCollator):
+class AuxiliaryTextCollator(MaskedLmCollator):
     """Masks tokens for which another model has a hidden state, and says where it is.
 
     A batch also has ``auxiliary``: ``ids`` (B, T'), the unmasked text in the other model's tokens, padded with -1, and

@@ -43,26 +43,27 @@ class LatentSemanticModel(PretrainingModel):
     """
 
     figures: ClassVar[tuple[str, ...]] = ("kl", "mlm_loss", "masked_share")
-    added_parts: ClassVar[tuple[str, ...]] = ("latent_head",)
+    added_parts: ClassVar[tuple[str, ...]] = ("latent_head", "auxiliary_states", "_state_codes")
     latent_head: nn.Linear
-    _online: tuple[AuxiliaryStates, StateCodes] | None = None  # in a tuple, it is not a submodule
+    _state_codes: StateCodes | None = None  # of the hidden states of the auxiliary model
 
     def compute_codes(self, encoder: LibraryEncoder, coder: SparseCoder, *, latent_top: int | None = None) -> None:
         """Compute the codes of each batch from the hidden states of an auxiliary model, in the place of stored codes.
 
-        The batches must come from ``StateRegressionCollator``. ``latent_top`` is the number of strongest atoms to keep
+        The batches must come from ``AuxiliaryTextCollator``. ``latent_top`` is the number of strongest atoms to keep
         of each code; None: all. ValueError if the coder does not fit the encoder or the latent head.
         """
         check_width(encoder, coder)
         if coder.num_atoms != self.latent_head.out_features:
             raise ValueError(f"the latent head has {self.latent_head.out_features} atoms, the coder {coder.num_atoms}")
         check_top(latent_top)
-        self._online = (AuxiliaryStates(encoder), StateCodes(coder, latent_top))
+        self.auxiliary_states = AuxiliaryStates(encoder)
+        self._state_codes = StateCodes(coder, latent_top)
 
-    @property
-    def auxiliary(self) -> LibraryEncoder | None:
-        """The auxiliary model that :meth:`compute_codes` set."""
-        return None if self._online is None else self._online[0].encoder
+    def targets_record(self) -> dict[str, object]:
+        """See the base class; with :meth:`compute_codes`, also what decides the codes."""
+        record = super().targets_record()
+        return record if self._state_codes is None else record | self._state_codes.record()
 
     @classmethod
     def from_pretrained(  # type: ignore[override]
@@ -133,11 +134,10 @@ class LatentSemanticModel(PretrainingModel):
         auxiliary: dict[str, Tensor] | None = None,
         **inputs: Tensor,
     ) -> Objective:
-        if self._online is not None and auxiliary is not None:
-            states, state_codes = self._online
-            codes = state_codes.of_states(states.of_places(**auxiliary))
+        if self.auxiliary_states is not None and self._state_codes is not None and auxiliary is not None:
+            codes = self._state_codes.of_states(self.auxiliary_states.of_places(**auxiliary))
         if self.latent_weight > 0 and codes is None:
-            maker = "LatentSemanticCollator" if self._online is None else "StateRegressionCollator"
+            maker = "LatentSemanticCollator" if self._state_codes is None else "AuxiliaryTextCollator"
             raise ValueError(f"the batch has no codes; make it with {maker}")
         head = head_of(self)
         masked = labels != IGNORED

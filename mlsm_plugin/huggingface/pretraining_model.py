@@ -21,6 +21,7 @@ from mlsm_plugin.core.files.hf_files import UNTRAINED_HEAD
 from mlsm_plugin.core.hidden_states.hf_encoder import check_encoder, load_masked_lm
 from mlsm_plugin.core.losses.span_contrastive import NO_KEY, check_similarity, span_batch_terms, span_ngrams, stacked
 from mlsm_plugin.core.losses.token_contrastive import check_contrast_weight, contrastive_terms, usable_anchors
+from mlsm_plugin.huggingface.auxiliary_states import AuxiliaryStates
 from mlsm_plugin.huggingface.collators import IGNORED
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ class PretrainingModel(StockModel):
     added_parts: ClassVar[tuple[str, ...]] = ()  # names of what the objective adds to the stock model
     # names of the logged figures, each a sum divided by a count; the last is masked_share
     figures: ClassVar[tuple[str, ...]]
+    auxiliary_states: AuxiliaryStates | None = None  # of a model that reads each batch, if the objective has one
     config: Any
     training: bool
     # checks and sets the options of the objective, and adds what it needs to the model
@@ -71,7 +73,7 @@ class PretrainingModel(StockModel):
         _warn_of_low_precision(model)
         trained = getattr(model, "trains_head", True)
         for name in getattr(model, "added_parts", ()):  # by its objective before
-            if hasattr(model, name):
+            if name in vars(model) or name in dict(model.named_children()):
                 delattr(model, name)
         stock = next(base for base in type(model).__mro__ if not issubclass(base, PretrainingModel))
         model.__class__ = _with_objective(cls, stock)  # type: ignore[arg-type]  # mypy takes classes as not hashable
@@ -106,6 +108,10 @@ class PretrainingModel(StockModel):
     def has_trained_head(self) -> bool:
         """:meth:`keeps_head` with the options of this model."""
         return self.keeps_head()
+
+    def targets_record(self) -> dict[str, object]:
+        """What decides the targets that are computed in each batch; empty if they come from the data."""
+        return {} if self.auxiliary_states is None else self.auxiliary_states.record()
 
     def save_pretrained(
         self, save_directory: PathLike, *args: Any, state_dict: dict[str, Tensor] | None = None, **options: Any

@@ -5,14 +5,14 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, ClassVar
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from mlsm_plugin.core.files.atomic_files import PathLike
-from mlsm_plugin.core.hidden_states.hf_encoder import HuggingFaceEncoder, LibraryEncoder, check_positions
+from mlsm_plugin.core.hidden_states.hf_encoder import LibraryEncoder
 from mlsm_plugin.core.losses.state_regression import StateRegression
-from mlsm_plugin.huggingface.collators import IGNORED, NO_TOKEN, Batch
+from mlsm_plugin.huggingface.auxiliary_states import AuxiliaryStates
+from mlsm_plugin.huggingface.collators import IGNORED, Batch
 from mlsm_plugin.huggingface.pretraining_model import (
     TRAINER_CHECKPOINT,
     Objective,
@@ -37,63 +37,32 @@ class StateRegressionModel(PretrainingModel):
     """
 
     figures: ClassVar[tuple[str, ...]] = ("state_loss", "mlm_loss", "masked_share")
-    added_parts: ClassVar[tuple[str, ...]] = ("regression", "_auxiliary")
+    added_parts: ClassVar[tuple[str, ...]] = ("regression", "auxiliary_states")
     regression: StateRegression
+    auxiliary_states: AuxiliaryStates
 
     def set_objective(self, *, auxiliary: LibraryEncoder, regression_weight: float = 1.0) -> None:
         """Set the options of the class, and add the layer; ValueError if an option cannot be used."""
-        if not isinstance(auxiliary, LibraryEncoder):
-            raise ValueError(
-                f"auxiliary is a {type(auxiliary).__name__}; pass LibraryEncoder(FOLDER, layer=N), where N is the "
-                "hidden state to predict"
-            )
         if not 0 < regression_weight < math.inf:
             raise ValueError(f"regression_weight must be positive and finite, got {regression_weight}")
+        self.auxiliary_states = AuxiliaryStates(auxiliary)
         self.regression_weight = regression_weight
         device = next(self.parameters()).device
         self.regression = StateRegression(head_of(self).width, auxiliary.dim).to(device)
-        # in a tuple, it is not a submodule, so it is neither trained nor saved
-        self._auxiliary = (auxiliary,)
-
-    @property
-    def auxiliary(self) -> LibraryEncoder:
-        """The model whose hidden states are predicted."""
-        return self._auxiliary[0]
-
-    def targets_record(self) -> dict[str, object]:
-        """What decides the hidden states that are predicted: SHA-256 of the auxiliary model, and the layer."""
-        auxiliary = self.auxiliary
-        return {
-            "auxiliary model": HuggingFaceEncoder.fingerprint_of(auxiliary.folder)[:12],
-            "layer of the auxiliary model": auxiliary.layer,
-        }
 
     def standardize(self, batches: Iterable[Batch]) -> None:
         """Standardize the states by those of a sample of the batches; errors as in :meth:`StateRegression.standardize`.
 
         A Trainer that resumes replaces these values by those of its checkpoint.
         """
-        self.regression.standardize(self._states(**batch["auxiliary"]) for batch in batches)
-
-    def _states(self, ids: Tensor, places: Tensor) -> Tensor:
-        """The hidden states ``(n, dim)`` at the ``places`` in the auxiliary model's ``ids``; ``(n,)`` and ``(B, T)``.
-
-        ValueError if the sequences are longer than the auxiliary model can read.
-        """
-        auxiliary = self.auxiliary
-        check_positions(ids.size(1), auxiliary.max_tokens, "a sequence for the auxiliary model")
-        if auxiliary.device != ids.device:
-            auxiliary.to(ids.device)
-        # the auxiliary model has its own precision, in which its states are also standardized
-        with torch.autocast(ids.device.type, enabled=False):
-            hidden = auxiliary.hidden_states(ids.masked_fill(ids == NO_TOKEN, auxiliary.pad))
-        return hidden.flatten(0, 1)[places]
+        states = self.auxiliary_states
+        self.regression.standardize(states.of_places(**batch["auxiliary"]) for batch in batches)
 
     def _objective(self, labels: Tensor, *, auxiliary: dict[str, Tensor] | None = None, **inputs: Tensor) -> Objective:
         if auxiliary is None:
-            raise ValueError("the batch has no text for the auxiliary model; make it with StateRegressionCollator")
+            raise ValueError("the batch has no text for the auxiliary model; make it with AuxiliaryTextCollator")
         masked = labels != IGNORED
-        states = self._states(**auxiliary)
+        states = self.auxiliary_states.of_places(**auxiliary)
         head = head_of(self)
         transformed = head.transform(self._encoded(**inputs)[0][masked])
         mlm = F.cross_entropy(head.project(transformed).float(), labels[masked], reduction="none")

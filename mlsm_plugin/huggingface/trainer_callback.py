@@ -59,7 +59,7 @@ class PretrainingCallback(TrainerCallback):
     ) -> None:
         """Tell the samples how long the training is; ValueError if it would resume at the wrong place."""
         dataset = getattr(train_dataloader, "dataset", None)
-        if isinstance(model, StateRegressionModel):
+        if isinstance(model, PretrainingModel):
             check_same_targets(state, model.targets_record())
         if train_dataloader is not None and isinstance(dataset, Samples):
             samples = samples_of_training(args, state.max_steps, len(dataset), len(train_dataloader))
@@ -272,9 +272,9 @@ def prepare(trainer: Trainer) -> Trainer:
         raise ValueError("label_smoothing_factor replaces the objective by masked LM; set it to 0")
     for name, datasets in (("train_dataset", trainer.train_dataset), ("eval_dataset", trainer.eval_dataset)):
         for dataset in datasets.values() if isinstance(datasets, dict) else [datasets]:
+            if trainer.model.auxiliary_states is not None:
+                check_auxiliary(trainer.model.auxiliary_states.encoder, dataset, trainer.data_collator, name)
             check_parts(trainer.model, dataset, trainer.data_collator, name)
-            if isinstance(trainer.model, StateRegressionModel):
-                check_auxiliary(trainer.model, dataset, trainer.data_collator, name)
     check_contrast(trainer)
     _standardize(trainer)
     order_by_epoch(trainer)

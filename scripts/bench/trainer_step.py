@@ -47,13 +47,13 @@ from mlsm_plugin.core.sparse_coding.code_store_writer import CodeStoreWriter
 from mlsm_plugin.core.sparse_coding.sae_coder import SaeCoder
 from mlsm_plugin.core.sparse_coding.sparse_autoencoder import SaeConfig, SaeWeights, SparseAutoencoder
 from mlsm_plugin.huggingface import (
+    AuxiliaryTextCollator,
     LatentSemanticCollator,
     LatentSemanticModel,
     LibraryEncoder,
     MaskedLmCollator,
     MaskedLmModel,
     PretrainingSequences,
-    StateRegressionCollator,
     StateRegressionModel,
     TokenContrastiveCollator,
     TokenContrastiveModel,
@@ -158,11 +158,11 @@ def trainings(args: argparse.Namespace, folder: Path) -> dict[str, tuple[Any, An
             PretrainingSequences(sequences, codes),
             LatentSemanticCollator(tokenizer),
         ),
-        "mlsm + mlm, online": (online, plain, StateRegressionCollator(tokenizer)),
+        "mlsm + mlm, online": (online, plain, AuxiliaryTextCollator(tokenizer)),
         "regression + mlm": (
             StateRegressionModel.of(model(), auxiliary=auxiliary),
             plain,
-            StateRegressionCollator(tokenizer),
+            AuxiliaryTextCollator(tokenizer),
         ),
         "taco": (TokenContrastiveModel.of(model()), plain, TokenContrastiveCollator(tokenizer)),
     }

@@ -12,8 +12,12 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoModelForMaskedLM, Trainer, TrainingArguments
 
+from mlsm_plugin.core.coding.state_codes import StateCodes
 from mlsm_plugin.core.files.hf_files import LATENT_HEAD
-from mlsm_plugin.huggingface import LatentSemanticCollator, PretrainingSequences, TokenSequences
+from mlsm_plugin.core.hidden_states.hf_encoder import LibraryEncoder
+from mlsm_plugin.core.sparse_coding.sae_coder import SaeCoder
+from mlsm_plugin.core.sparse_coding.sparse_autoencoder import SaeConfig, SaeWeights, SparseAutoencoder
+from mlsm_plugin.huggingface import AuxiliaryTextCollator, LatentSemanticCollator, PretrainingSequences, TokenSequences
 from mlsm_plugin.huggingface.collators import IGNORED, Masking
 from mlsm_plugin.huggingface.latent_semantic_model import LatentSemanticModel
 from mlsm_plugin.huggingface.trainer_callback import prepare
@@ -177,3 +181,61 @@ def test_what_cannot_be_is_one_line(tmp_path: Path) -> None:
         save_file({"weight": torch.zeros(3, 4)}, path) if damage is None else path.write_bytes(damage)
         with pytest.raises(ValueError, match=re.escape(LATENT_HEAD)):
             LatentSemanticModel.from_pretrained(tmp_path / "plain")
+
+
+def coder_of(dim: int, atoms: int, seed: int = 0) -> SaeCoder:
+    """A top-k SAE with random weights."""
+    directions = torch.randn(atoms, dim, generator=torch.Generator().manual_seed(seed))
+    weights = SaeWeights(directions, torch.zeros(atoms), directions, torch.zeros(dim))
+    return SaeCoder(SparseAutoencoder(SaeConfig("topk", k=3), weights))
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> LibraryEncoder:
+    folder = tmp_path_factory.mktemp("auxiliary")
+    tiny_bert(7, initializer_range=0.3).save_pretrained(folder)
+    make_tokenizer().save_pretrained(folder)
+    return LibraryEncoder(folder, layer=1, device="cpu")
+
+
+def online_trainer(folder: Path, encoder: LibraryEncoder, collator: Any, *, seed: int = 0) -> Trainer:
+    model = make_model()
+    model.compute_codes(encoder, coder_of(32, ATOMS, seed))
+    arguments = TrainingArguments(str(folder), max_steps=2, save_steps=1, report_to=[], use_cpu=True)
+    return prepare(
+        Trainer(model, arguments, data_collator=collator, train_dataset=PretrainingSequences(random_ids(24)))
+    )
+
+
+def test_codes_can_be_computed_in_each_batch(tmp_path: Path, encoder: LibraryEncoder) -> None:
+    collator = AuxiliaryTextCollator(make_tokenizer(), MASKING)
+    batch = collator([PretrainingSequences(random_ids(6))[row] for row in range(6)])
+    model = make_model().eval()
+    model.compute_codes(encoder, coder_of(32, ATOMS), latent_top=2)
+    masked = batch["labels"] != IGNORED
+    original = torch.where(masked, batch["labels"], batch["input_ids"])
+    codes = StateCodes(coder_of(32, ATOMS), 2).of_states(encoder.hidden_states(original)[masked])
+    assert codes["atoms"].shape == (int(masked.sum()), 2)
+    stored = {name: values for name, values in batch.items() if name != "auxiliary"}
+    expected = make_model().eval()(**stored, codes=codes)["loss"]
+    assert float(model(**batch)["loss"]) == pytest.approx(float(expected), rel=1e-4)
+
+
+def test_a_training_with_computed_codes_resumes_with_the_same_dictionary_only(
+    tmp_path: Path, encoder: LibraryEncoder
+) -> None:
+    collator = AuxiliaryTextCollator(make_tokenizer(), MASKING)
+    online_trainer(tmp_path, encoder, collator).train()
+    checkpoint = str(tmp_path / "checkpoint-1")
+    online_trainer(tmp_path, encoder, collator).train(resume_from_checkpoint=checkpoint)
+    with pytest.raises(ValueError, match=r"the dictionary was .* and is .* now; resume the training as it was begun"):
+        online_trainer(tmp_path, encoder, collator, seed=1).train(resume_from_checkpoint=checkpoint)
+
+
+def test_computed_codes_need_a_coder_and_batches_that_fit(tmp_path: Path, encoder: LibraryEncoder) -> None:
+    with pytest.raises(ValueError, match="the dictionary is 8 wide, the hidden states of the auxiliary model are 32"):
+        make_model().compute_codes(encoder, coder_of(8, ATOMS))
+    with pytest.raises(ValueError, match=f"the latent head has {ATOMS} atoms, the coder 9"):
+        make_model().compute_codes(encoder, coder_of(32, 9))
+    with pytest.raises(ValueError, match="LatentSemanticCollator has no text for the auxiliary model; use Auxiliary"):
+        online_trainer(tmp_path, encoder, LatentSemanticCollator(make_tokenizer(), MASKING))

@@ -11,12 +11,12 @@ import torch
 from transformers import AutoModelForMaskedLM, Trainer, TrainingArguments
 
 from mlsm_plugin.huggingface import (
+    AuxiliaryTextCollator,
     LibraryEncoder,
     MaskedLmCollator,
     MaskedLmModel,
     Masking,
     PretrainingSequences,
-    StateRegressionCollator,
     TokenSequences,
     prepare,
 )
@@ -38,7 +38,7 @@ def auxiliary(tmp_path_factory: pytest.TempPathFactory) -> LibraryEncoder:
 
 def batch_of(number: int = 6, **options: Any) -> dict[str, Any]:
     dataset = PretrainingSequences(random_ids(number), **options)
-    return StateRegressionCollator(make_tokenizer(), Masking(mask_prob=0.4))([dataset[row] for row in range(number)])
+    return AuxiliaryTextCollator(make_tokenizer(), Masking(mask_prob=0.4))([dataset[row] for row in range(number)])
 
 
 def model_of(auxiliary: LibraryEncoder, **options: Any) -> StateRegressionModel:
@@ -63,7 +63,7 @@ def test_the_states_are_those_of_the_masked_tokens_in_the_unmasked_text(auxiliar
     stock = AutoModelForMaskedLM.from_pretrained(auxiliary._model.config._name_or_path)
     mask = batch["attention_mask"]
     expected = stock(original, attention_mask=mask, output_hidden_states=True).hidden_states[LAYER][masked]
-    states = model_of(auxiliary)._states(**batch["auxiliary"])
+    states = model_of(auxiliary).auxiliary_states.of_places(**batch["auxiliary"])
     torch.testing.assert_close(states, expected.detach(), rtol=1e-4, atol=1e-5)
 
 
@@ -79,7 +79,7 @@ def test_the_loss_is_the_sum_of_both_means(auxiliary: LibraryEncoder) -> None:
     mlm = torch.nn.functional.cross_entropy(stock(**inputs).logits[masked], batch["labels"][masked])
     transformed = stock.cls.predictions.transform(stock.bert(**inputs)[0][masked])
     layer = model.regression
-    targets = (model._states(**batch["auxiliary"]) - layer.mean) / layer.deviation
+    targets = (model.auxiliary_states.of_places(**batch["auxiliary"]) - layer.mean) / layer.deviation
     error = (layer.projection(transformed) - targets).square().mean()
     assert figures["mlm_loss"] == pytest.approx(float(mlm), rel=1e-4)
     assert figures["state_loss"] == pytest.approx(float(error), rel=1e-4)
@@ -90,9 +90,9 @@ def test_the_loss_is_the_sum_of_both_means(auxiliary: LibraryEncoder) -> None:
 def test_tokens_of_another_vocabulary_take_the_states_at_their_places(tmp_path: Path, auxiliary: Any) -> None:
     sequences, aligned = aligned_text(tmp_path)
     dataset = PretrainingSequences(sequences, aligned=aligned)
-    collator = StateRegressionCollator(make_tokenizer(), Masking(mask_prob=0.9))
+    collator = AuxiliaryTextCollator(make_tokenizer(), Masking(mask_prob=0.9))
     batch = collator([dataset[row] for row in (4, 0, 2)])
-    states = model_of(auxiliary)._states(**batch["auxiliary"])
+    states = model_of(auxiliary).auxiliary_states.of_places(**batch["auxiliary"])
     expected = []
     for row, index in enumerate((4, 0, 2)):
         hidden = auxiliary.hidden_states(torch.from_numpy(aligned.sequences[index])[None])[0]
@@ -105,7 +105,7 @@ def test_tokens_of_another_vocabulary_take_the_states_at_their_places(tmp_path: 
 
 def test_a_batch_with_nothing_masked_has_gradients_of_zero(auxiliary: LibraryEncoder) -> None:
     dataset = PretrainingSequences(random_ids(3))
-    batch = StateRegressionCollator(make_tokenizer(), Masking(mask_prob=1e-9))([dataset[row] for row in range(3)])
+    batch = AuxiliaryTextCollator(make_tokenizer(), Masking(mask_prob=1e-9))([dataset[row] for row in range(3)])
     model = model_of(auxiliary).train()
     loss = model(**batch)["loss"]
     loss.backward()
@@ -120,25 +120,6 @@ def test_weights_in_bfloat16_are_trained(auxiliary: LibraryEncoder) -> None:
     loss.backward()
     assert float(loss.detach()) > 0
     assert bool(model.regression.projection.weight.grad.isfinite().all())
-
-
-def test_the_auxiliary_model_computes_in_its_own_precision(
-    auxiliary: LibraryEncoder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The Trainer's bf16 would overflow in models of type deberta, and differ from the standardization."""
-    precisions = []
-    stock = LibraryEncoder.hidden_states
-
-    def hidden_states(self: LibraryEncoder, tokens: torch.Tensor) -> torch.Tensor:
-        precisions.append(torch.is_autocast_enabled("cpu"))
-        return stock(self, tokens)
-
-    monkeypatch.setattr(LibraryEncoder, "hidden_states", hidden_states)
-    model = model_of(auxiliary)
-    with torch.autocast("cpu", torch.bfloat16):
-        model(**batch_of())
-        assert torch.is_autocast_enabled("cpu")
-    assert precisions == [False]
 
 
 def test_another_objective_removes_the_layer(tmp_path: Path, auxiliary: LibraryEncoder) -> None:
@@ -161,7 +142,7 @@ def trained(folder: Path, auxiliary: LibraryEncoder, updates: int, *, resume: bo
         dataloader_num_workers=0,
     )
     dataset = PretrainingSequences(random_ids(24))
-    collator = StateRegressionCollator(make_tokenizer(), Masking(mask_prob=0.4))
+    collator = AuxiliaryTextCollator(make_tokenizer(), Masking(mask_prob=0.4))
     trainer = prepare(Trainer(model_of(auxiliary), arguments, data_collator=collator, train_dataset=dataset))
     if updates < 4:
         trainer.callback_handler.add_callback(StopAfter(updates))
@@ -208,7 +189,7 @@ def test_an_evaluation_of_a_new_layer_is_a_warning(
 
     def evaluated() -> None:
         arguments = TrainingArguments(str(tmp_path), report_to=[], use_cpu=True)
-        collator = StateRegressionCollator(make_tokenizer())
+        collator = AuxiliaryTextCollator(make_tokenizer())
         dataset = PretrainingSequences(random_ids(8))
         prepare(Trainer(model, arguments, data_collator=collator, eval_dataset=dataset)).evaluate()
 
@@ -241,24 +222,26 @@ def prepared(auxiliary: LibraryEncoder, dataset: Any, collator: Any) -> Trainer:
 def test_parts_that_do_not_fit_are_errors(tmp_path: Path, auxiliary: LibraryEncoder) -> None:
     tokenizer = make_tokenizer()
     text = PretrainingSequences(random_ids(8))
-    with pytest.raises(ValueError, match="MaskedLmCollator has no text for the auxiliary model; use StateRegr"):
+    with pytest.raises(ValueError, match="MaskedLmCollator has no text for the auxiliary model; use Auxil"):
         prepared(auxiliary, text, MaskedLmCollator(tokenizer))
     other = TokenSequences.write(tmp_path / "tokens", iter(random_ids(8)), about={"tokenizer": "0" * 64})
     places = (np.ones_like(row) for row in random_ids(8))
     aligned = AlignedSequences(other, TokenSequences.write(tmp_path / "places", places))
     wrong = PretrainingSequences(random_ids(8), aligned=aligned)
     with pytest.raises(ValueError, match=r"auxiliary model's sequences of train_dataset.*align them"):
-        prepared(auxiliary, wrong, StateRegressionCollator(tokenizer))
+        prepared(auxiliary, wrong, AuxiliaryTextCollator(tokenizer))
     with pytest.raises(ValueError, match="regression_weight must be positive and finite, got 0"):
         model_of(auxiliary, regression_weight=0)
     with pytest.raises(ValueError, match="regression_weight must be positive and finite, got inf"):
         model_of(auxiliary, regression_weight=float("inf"))
-    with pytest.raises(ValueError, match=r"auxiliary is a BertForMaskedLM; pass LibraryEncoder\(FOLDER, layer=N\)"):
+    with pytest.raises(
+        ValueError, match=r"the auxiliary model is a BertForMaskedLM; pass LibraryEncoder\(FOLDER, layer=N\)"
+    ):
         model_of(tiny_bert(2))
-    with pytest.raises(ValueError, match="make it with StateRegressionCollator"):
+    with pytest.raises(ValueError, match="make it with AuxiliaryTextCollator"):
         model_of(auxiliary)(**MaskedLmCollator(tokenizer)([text[0]]))
     with pytest.raises(ValueError, match="train_dataset has no length"):
-        prepared(auxiliary, iter([text[0]]), StateRegressionCollator(tokenizer))
+        prepared(auxiliary, iter([text[0]]), AuxiliaryTextCollator(tokenizer))
 
 
 def test_ids_of_another_vocabulary_need_aligned_text(tmp_path: Path, auxiliary: LibraryEncoder) -> None:
@@ -272,7 +255,7 @@ def test_ids_of_another_vocabulary_need_aligned_text(tmp_path: Path, auxiliary: 
         trainer = Trainer(
             StateRegressionModel.of(model, auxiliary=auxiliary),
             arguments,
-            data_collator=StateRegressionCollator(other, Masking(mask_prob=0.4)),
+            data_collator=AuxiliaryTextCollator(other, Masking(mask_prob=0.4)),
             train_dataset=dataset,
         )
         return prepare(trainer)
@@ -289,7 +272,7 @@ def test_text_that_is_too_long_for_the_auxiliary_model_is_an_error(tmp_path: Pat
     short = LibraryEncoder(tmp_path, layer=LAYER, device="cpu")
     message = r"sequence \d+ of the auxiliary model's sequences of train_dataset has 21 tokens.* at most 8"
     with pytest.raises(ValueError, match=message):
-        prepared(short, PretrainingSequences(random_ids(24)), StateRegressionCollator(make_tokenizer()))
+        prepared(short, PretrainingSequences(random_ids(24)), AuxiliaryTextCollator(make_tokenizer()))
 
 
 def test_aligned_text_of_other_sequences_is_an_error(tmp_path: Path) -> None:
@@ -298,7 +281,7 @@ def test_aligned_text_of_other_sequences_is_an_error(tmp_path: Path) -> None:
         PretrainingSequences(sequences.part(1, 4), aligned=aligned)
     with pytest.raises(ValueError, match="the aligned text belongs to other sequences"):
         PretrainingSequences(sequences.part(1, 4), aligned=aligned.part(2, 5))
-    collator = StateRegressionCollator(make_tokenizer())
+    collator = AuxiliaryTextCollator(make_tokenizer())
     collator([PretrainingSequences(sequences.part(1, 4), aligned=aligned.part(1, 4))[2]])
     wrong = AlignedSequences(TokenSequences(random_ids(6, seed=6, longest=2)), aligned.places)
     with pytest.raises(ValueError, match="the aligned text of sequence 0 is shorter than its places"):

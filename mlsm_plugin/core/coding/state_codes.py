@@ -27,6 +27,10 @@ class StateCodes:
         self._warned = False
         self._has_coded = False
 
+    def record(self) -> dict[str, object]:
+        """What decides the codes, besides the hidden states."""
+        return {"dictionary": self._coder.fingerprint[:12], "number of strongest atoms": self._top}
+
     @torch.no_grad()
     def of_states(self, hidden: Tensor, content: Tensor | None = None) -> dict[str, Tensor]:
         """Codes of hidden states ``(n, dim)``; only those with ``content`` ``(n,)`` bool have one (None: all).
