@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from mlsm_plugin.core.losses.token_contrastive import Contrast
     from mlsm_plugin.core.sparse_coding.coder import load_coder
     from mlsm_plugin.huggingface.adaptation import Adaptation, adapt
+    from mlsm_plugin.huggingface.aligned_sequences import write_aligned
     from mlsm_plugin.huggingface.coding import encode_sequences, learn_from_sequences
     from mlsm_plugin.huggingface.collators import (
         AuxiliaryTextCollator,
@@ -71,6 +72,7 @@ _MODULE_OF = {
     "muon_adamw": "mlsm_plugin.huggingface.training",
     "prepare": "mlsm_plugin.huggingface.trainer_callback",
     "save_pretrained": "mlsm_plugin.huggingface.saved_folder",
+    "write_aligned": "mlsm_plugin.huggingface.aligned_sequences",
     "write_text_sequences": "mlsm_plugin.huggingface.text_sequences",
     "write_vectors": "mlsm_plugin.huggingface.sentence_vectors",
 }
@@ -110,6 +112,7 @@ __all__ = [
     "muon_adamw",
     "prepare",
     "save_pretrained",
+    "write_aligned",
     "write_text_sequences",
     "write_vectors",
 ]
