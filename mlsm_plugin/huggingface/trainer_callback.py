@@ -264,6 +264,7 @@ def prepare(trainer: Trainer) -> Trainer:
     if not isinstance(trainer.model, PretrainingModel):
         raise ValueError(f"{type(trainer.model).__name__} has no objective of this package; use LatentSemanticModel.of")
     check_gpus(trainer.args)
+    _warn_of_unequal_ranks(trainer.args)
     keep_freed_memory()
     kind = trainer.model.config.model_type
     if kind in FLOAT32_ONLY and (trainer.args.bf16 or trainer.args.fp16):
@@ -317,6 +318,15 @@ def check_gpus(arguments: TrainingArguments) -> None:
         raise ValueError(
             f"this process sees {arguments.n_gpu} GPUs; start one for each with torchrun --nproc-per-node "
             f"{arguments.n_gpu}, or make only one visible with CUDA_VISIBLE_DEVICES=0"
+        )
+
+
+def _warn_of_unequal_ranks(arguments: TrainingArguments) -> None:
+    """Log a warning if losses are means over the tokens of a rank, as by default before version 5 of transformers."""
+    if arguments.world_size > 1 and not arguments.average_tokens_across_devices:
+        logger.warning(
+            "average_tokens_across_devices is off: tokens of a rank with fewer masked tokens count more than others; "
+            "set it in the TrainingArguments"
         )
 
 

@@ -19,11 +19,12 @@ from tests.huggingface.trainer_process import evaluate, train
 def on_two_ranks(*words: object) -> None:
     """Run tests.huggingface.trainer_process."""
     launcher = ("-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "0", "--standalone")
+    search_path = os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH")]))
     subprocess.run(
         [sys.executable, *launcher, "-m", "tests.huggingface.trainer_process", *map(str, words)],
         check=True,
         cwd=REPOSITORY,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "PYTHONPATH": search_path, "OMP_NUM_THREADS": "1"},
         timeout=300,
     )
 

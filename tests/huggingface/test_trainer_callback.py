@@ -170,6 +170,22 @@ def test_several_gpus_of_one_process_are_refused(tmp_path: Path, monkeypatch: py
         prepare(trainer)
 
 
+@pytest.mark.parametrize("averages", [True, False])
+def test_ranks_whose_tokens_count_differently_are_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, averages: bool
+) -> None:
+    arguments = TrainingArguments(str(tmp_path), report_to=[], use_cpu=True, average_tokens_across_devices=averages)
+    arguments.average_tokens_across_devices = averages  # with one process, it is switched off
+    collator = MaskedLmCollator(make_tokenizer())
+    dataset = PretrainingSequences(random_ids(8))
+    trainer = Trainer(MaskedLmModel.of(tiny_bert()), arguments, data_collator=collator, train_dataset=dataset)
+    prepare(trainer)
+    assert not caplog.messages
+    monkeypatch.setattr(TrainingArguments, "world_size", 2)
+    prepare(trainer)
+    assert ("average_tokens_across_devices is off" in caplog.text) is not averages
+
+
 def test_half_precision_of_a_model_that_overflows_is_refused(tmp_path: Path) -> None:
     config = DebertaConfig(vocab_size=65, hidden_size=32, num_hidden_layers=1, num_attention_heads=2)
     model = MaskedLmModel.of(DebertaForMaskedLM(config))

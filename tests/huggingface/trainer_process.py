@@ -35,7 +35,7 @@ def train(codes: str, output: str, batch_size: int) -> Any:
     data = PretrainingSequences(random_ids(24), codes)
     arguments = TrainingArguments(
         output, max_steps=6, per_device_train_batch_size=batch_size, logging_steps=1, learning_rate=1e-2,
-        save_strategy="no", report_to=[], use_cpu=True, disable_tqdm=True,
+        save_strategy="no", report_to=[], use_cpu=True, disable_tqdm=True, average_tokens_across_devices=True,
     )  # fmt: skip
     trainer = Trainer(
         LatentSemanticModel.of(tiny_bert(), num_atoms=ATOMS),
