@@ -73,6 +73,7 @@ def test_disk_that_fills_up_is_one_line_and_the_same_command_goes_on(
     assert contents(data_bin / "valid.codes") == uninterrupted
 
 
+@pytest.mark.slow
 def test_coding_again_says_so_and_touches_nothing(
     pipeline: Pipeline, data_bin: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -107,6 +107,7 @@ def test_inexact_codes_are_refused_with_their_place_and_leave_nothing(
     mlsm(*encode_words(pipeline, data_bin, "--tolerance", 1e-3))
 
 
+@pytest.mark.slow
 def test_inexact_codes_are_written_when_told_and_finished_shards_stay(
     pipeline: Pipeline, data_bin: Path, valid_tokens: np.ndarray, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -97,6 +97,7 @@ def test_second_run_skips_every_step_and_touches_nothing(here: Path, capfd: pyte
     assert files_of(here / "run") == before
 
 
+@pytest.mark.slow
 def test_changed_option_runs_the_steps_from_there_on(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
     states = run_again(capfd, "--iterations", "6")
     assert states == {

@@ -274,6 +274,7 @@ def write_all_at_once(directory: Path, barrier) -> None:
         store.write(index)
 
 
+@pytest.mark.slow
 def test_a_shard_that_is_whole_stays_whole_while_others_write_the_same(tmp_path):
     for trial in range(6):
         directory = tmp_path / f"store-{trial}"

@@ -35,6 +35,7 @@ def python(*words: object, **environment: str) -> str:
     return run.stdout
 
 
+@pytest.mark.slow
 def test_the_process_keeps_its_memory() -> None:
     assert python("-c", KEEP) == "True\n"
 

@@ -29,6 +29,7 @@ def test_threads_wait_briefly_unless_the_user_decides(monkeypatch: pytest.Monkey
     assert "GOMP_SPINCOUNT" not in os.environ
 
 
+@pytest.mark.slow
 def test_the_command_decides_before_torch_is_imported() -> None:
     environment = {name: value for name, value in os.environ.items() if name not in processors.CHOICES}
     command = Path(sys.executable).with_name("mlsm")
@@ -40,6 +41,7 @@ def test_the_command_decides_before_torch_is_imported() -> None:
     assert f"GOMP_SPINCOUNT={processors.SPINS}" in run.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not STATISTICS.exists(), reason="needs Linux")
 def test_a_busy_process_is_seen_and_this_one_is_not() -> None:
     assert usable_cores() == len(os.sched_getaffinity(0))

@@ -31,7 +31,8 @@ def task_of(data: object, *flags: object) -> BaseMaskedLMTask:
 
 def test_tasks_that_share_it() -> None:
     own = {name for name, task in TASK_REGISTRY.items() if issubclass(task, BaseMaskedLMTask)}
-    assert own == {"plain_masked_lm", "masked_latent_semantic", "taco", "nonparametric_masked_lm"}
+    names = {"plain_masked_lm", "masked_latent_semantic", "taco", "nonparametric_masked_lm", "state_regression"}
+    assert own == names
 
 
 def test_task_is_set_up_with_the_dictionary_alone(tiny: TinyData, tmp_path: Path) -> None:
