@@ -538,13 +538,15 @@ class _Chain:
         second_model = self.settings.teacher if self.settings.objective == "distill" else self.settings.auxiliary
         if second_model:
             self._check_same_vocabulary(second_model)
-        readers = [positions_of(self.config)]
+        positions: dict[str, int] = {}  # by the model that reads the text
+        if self.settings.student is not None:
+            positions["the new model"] = positions_of(self.config)
         if not self.is_aligned:
-            readers += map(
-                HuggingFaceEncoder.usual_tokens_of, {self.settings.model, second_model or self.settings.model}
-            )
-        if self.length > min(readers):
-            raise ValueError(f"--max-length {self.length} is more than the {min(readers)} positions of the model")
+            for name in (self.settings.model, second_model or self.settings.model):
+                positions[name] = HuggingFaceEncoder.usual_tokens_of(name)
+        name = min(positions, key=lambda reader: positions[reader])
+        if self.length > positions[name]:
+            raise ValueError(f"--max-length {self.length} is more than the {positions[name]} positions of {name}")
         if self.settings.objective in WITH_AUXILIARY:
             auxiliary = self.settings.auxiliary_model
             check_layer(self.layer, HuggingFaceEncoder.layers_of(auxiliary), auxiliary)

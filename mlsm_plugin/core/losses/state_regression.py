@@ -1,11 +1,15 @@
 """Regression of another model's hidden states, as in knowledge distillation by FitNets (Romero et al., ICLR 2015)."""
 
+import logging
 from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
 
+logger = logging.getLogger(__name__)
+
 FEWEST_STATES = 2
+FEW_STATES = 200  # fewer give a poor mean and deviation
 ENOUGH_STATES = 10_000  # for mean and deviation
 CONSTANT = 1e-6  # a deviation that is less than this share of the largest is rounding
 
@@ -49,6 +53,8 @@ class StateRegression(nn.Module):
                 break
         if len(states) < FEWEST_STATES:
             raise ValueError(f"the sample of the text has {len(states)} tokens with a hidden state; pass more text")
+        if len(states) < FEW_STATES:
+            logger.warning("hidden states are standardized by those of only %d tokens; pass more text", len(states))
         if not bool(states.isfinite().all()):
             raise ValueError("the auxiliary model computes hidden states that are not finite; use another model")
         deviation = states.std(dim=0)

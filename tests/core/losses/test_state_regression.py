@@ -56,6 +56,12 @@ def test_a_sample_is_read_until_it_is_enough() -> None:
     assert bool(layer.mean.isfinite().all())
 
 
+@pytest.mark.parametrize(("number", "warns"), [(199, True), (200, False)])
+def test_a_small_sample_is_a_warning(number: int, warns: bool, caplog: pytest.LogCaptureFixture) -> None:
+    regression().standardize([numbers(number, 6)])
+    assert ("standardized by those of only 199 tokens" in caplog.text) is warns
+
+
 @pytest.mark.parametrize(
     ("samples", "message"),
     [
