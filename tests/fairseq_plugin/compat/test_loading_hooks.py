@@ -159,7 +159,7 @@ def test_errors_about_something_else_stay_as_they_are(
     assert isinstance(raised.value.__context__, MemoryError)
 
 
-BEGIN_WITH_MASKED_LM = ("taco", "masked_latent_semantic", "nonparametric_masked_lm")
+BEGIN_WITH_MASKED_LM = ("taco", "masked_latent_semantic", "nonparametric_masked_lm", "state_regression")
 
 
 @pytest.mark.slow
@@ -167,11 +167,14 @@ BEGIN_WITH_MASKED_LM = ("taco", "masked_latent_semantic", "nonparametric_masked_
 def test_every_task_refuses_the_checkpoint_of_another_in_one_line(
     pipeline: Pipeline, tiny: TinyData, mlm: Path, tmp_path: Path, task: str
 ) -> None:
-    data = pipeline.data_bin if task == "masked_latent_semantic" else tiny.data_bin  # the former has codes
+    needs_pipeline = task in ("masked_latent_semantic", "state_regression")  # with codes and an auxiliary model
+    data = pipeline.data_bin if needs_pipeline else tiny.data_bin
     size = TINY if task == "span_denoising" else (*positions(64), "--arch", "mlsm_roberta_tiny")
     other = mlm
     if task == "plain_masked_lm":
         other = saved(tmp_path / "denoising.pt", trainer_of(tiny.data_bin, "span_denoising"))
+    if task == "state_regression":
+        size = (*size, "--auxiliary-checkpoint", pipeline.auxiliary)
     for flag in ("--restore-file", "--finetune-from-model"):
         flags = (*size, "--max-update", 1, flag)
         absent = fairseq_train(data, tmp_path / "run", *flags, tmp_path / "no.pt", task=task, check=False)

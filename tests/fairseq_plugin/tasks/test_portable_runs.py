@@ -140,6 +140,8 @@ def test_shards_have_one_vocabulary(pipeline: Pipeline, others: dict[str, Path],
     for other in others:
         shards = f"{pipeline.data_bin}:{others[other]}"
         flags = ("--latent-codes", pipeline.data_bin) if name == "masked_latent_semantic" else ()
+        if name == "state_regression":
+            flags = ("--auxiliary-checkpoint", pipeline.auxiliary)
         task = task_of(name, shards, *FLAGS[name], *flags)
         if name == "masked_latent_semantic" and other != "renamed":
             continue  # its codes are of other files, which is refused first
