@@ -216,11 +216,7 @@ class Adaptation(KnownText):
     temperature: float = option(2.0, above=0, help="temperature of the predictions, for distill")
     learning: LearningSettings | None = None
     regressed_layer: int | None = option(
-        None,
-        least=0,
-        flag="--layer",
-        help="hidden state of the auxiliary model to predict (default: the last)",
-        decides=False,
+        None, least=0, flag="--layer", help="hidden state of the auxiliary model to predict (default: the last)"
     )
     latent_top: int | None = option(None, least=1, help="keep the N strongest atoms of each code")
     latent_source: str = option(
@@ -506,8 +502,9 @@ class _Chain:
             training["student"] = self.config.to_dict() if os.path.exists(settings.student) else settings.student
         if settings.objective == "distill":
             training["teacher"] = HuggingFaceEncoder.fingerprint_of(str(settings.teacher))
+        del training["regressed_layer"]  # records of earlier versions lack it
         if settings.objective == REGRESSION:
-            training["layer"] = self.layer
+            training["regressed_layer"] = self.layer
             training["auxiliary"] = HuggingFaceEncoder.fingerprint_of(settings.auxiliary_model)
         return training
 
