@@ -9,10 +9,8 @@ from typing import Optional
 
 import torch
 from fairseq import utils
-from fairseq.criterions import FairseqCriterion
 from fairseq.dataclass import FairseqDataclass
 from fairseq.models import BaseFairseqModel
-from fairseq.optim import FairseqOptimizer
 from fairseq.tasks import register_task
 from fairseq.trainer import Trainer
 from torch import Tensor
@@ -27,7 +25,6 @@ from mlsm_plugin.fairseq_plugin.compat.checkpoint_contents import CheckpointStat
 from mlsm_plugin.fairseq_plugin.compat.model_parts import DividedLMHead, lm_head
 from mlsm_plugin.fairseq_plugin.compat.resumed_runs import LAST
 from mlsm_plugin.fairseq_plugin.tasks.base_masked_lm import BaseMaskedLMConfig, BaseMaskedLMTask
-from mlsm_plugin.fairseq_plugin.tasks.plugin_task import StepResult
 
 AUXILIARY = "states_of"  # keys of the state of the task: SHA-256 of the auxiliary model, and its layer
 LAYER = "states_layer"
@@ -128,21 +125,9 @@ class StateRegressionTask(BaseMaskedLMTask):
             sample = dataset.collater([dataset[index]])
             yield self._with_states(utils.apply_to_sample(lambda part: part.to(device), sample))["states"]
 
-    def train_step(
-        self,
-        sample: Sample,
-        model: BaseFairseqModel,
-        criterion: FairseqCriterion,
-        optimizer: FairseqOptimizer,
-        update_num: int,
-        ignore_grad: bool = False,
-    ) -> StepResult:
-        """See :meth:`PluginTask.train_step`; computes the hidden states of the masked tokens first."""
-        sample = self._with_states(self.with_share(sample, update_num))
-        return super().train_step(sample, model, criterion, optimizer, update_num, ignore_grad)
-
-    def valid_step(self, sample: Sample, model: BaseFairseqModel, criterion: FairseqCriterion) -> StepResult:
-        return super().valid_step(self._with_states(self.with_share(sample, None)), model, criterion)
+    def with_share(self, sample: Sample, update_num: int | None) -> Sample:
+        """See :meth:`BaseMaskedLMTask.with_share`; the batch also gets the hidden states of its masked tokens."""
+        return self._with_states(super().with_share(sample, update_num))
 
     def _with_states(self, sample: Sample) -> Sample:
         tokens = self._unmasked(sample["net_input"]["src_tokens"], sample["target"])
