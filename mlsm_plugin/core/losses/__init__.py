@@ -1,4 +1,4 @@
-"""The losses. All but one are pure functions of tensors. Nothing in this folder imports fairseq."""
+"""The losses: pure functions of tensors, and one module with weights. Nothing in this folder imports fairseq."""
 
 from mlsm_plugin.core.losses.cross_entropy import distillation_kl, token_cross_entropy
 from mlsm_plugin.core.losses.latent_semantic import (
