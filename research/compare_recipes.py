@@ -89,6 +89,7 @@ RECIPES = {
     "masks-30": Recipe(masks=Masking(mask_prob=0.3)),
     "falling": Recipe(masks=FALLING),
     "whole-words": Recipe(masks=Masking(whole_words=True)),
+    "attention-dropout": Recipe(TrainingSettings(attention_dropout=0.1)),
     "muon": Recipe(TrainingSettings(optimizer="muon", learning_rate=5e-4, muon_learning_rate=2e-3)),
     "muon-5e-3": Recipe(TrainingSettings(optimizer="muon", learning_rate=1e-3, muon_learning_rate=5e-3)),
     "falling-5e-4": Recipe(TrainingSettings(learning_rate=5e-4), FALLING),
@@ -223,7 +224,8 @@ class Comparison:
         model: MaskedLmModel | LatentSemanticModel
         collator: MaskedLmCollator
         if codes is None:
-            model = MaskedLmModel.of(MaskedLmModel.opened(self.args.model))
+            dropout = recipe.training.attention_dropout or 0.0
+            model = MaskedLmModel.of(MaskedLmModel.opened(self.args.model, attention_dropout=dropout))
             collator = MaskedLmCollator(tokenizer, recipe.masks)
         else:
             stock = LatentSemanticModel.opened(self.args.model, mlm_weight=1.0)

@@ -15,6 +15,7 @@ import argparse
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -36,15 +37,18 @@ class Candidate:
     """The changes of a recipe to the base.
 
     ``batch`` multiplies the blocks of an update, and divides the number of updates. In the flags, ``{share:X}`` is
-    the share X of the updates.
+    the share X of the updates. ``first_half`` are flags of the first half of the updates only.
     """
 
     flags: str = ""
     batch: float = 1.0
+    first_half: str = ""
     experimental: bool = False  # needs --experiments
     environment: dict[str, str] = field(default_factory=dict)
 
 
+# what `mlsm auxiliary` chooses for trainings of at most 1,200 updates
+TODAY = "--muon-lr 0.01 --muon-block-rows 64 --mask-prob 0.3 --mask-prob-end 0.15"
 CANDIDATES = {
     "muon": Candidate(),
     "adamw": Candidate("--optimizer fused_adamw"),
@@ -70,6 +74,14 @@ CANDIDATES = {
     "no-clip": Candidate("--clip-norm 0"),
     "mask-0.3-0.15": Candidate("--muon-lr 0.01 --mask-prob 0.3 --mask-prob-end 0.15"),
     "mask-0.4-0.15": Candidate("--muon-lr 0.01 --mask-prob 0.4 --mask-prob-end 0.15"),
+    "today": Candidate(TODAY),
+    "bell": Candidate(
+        f"{TODAY} --mask-prob 0.6", experimental=True, environment={"MASK_BEGIN": "0.3", "MASK_SPREAD": "0.35"}
+    ),
+    "blocks-64-first": Candidate(TODAY, first_half="--tokens-per-sample 64 --batch-size 64"),
+    "growing-batch": Candidate(f"{TODAY} --batch-size 48", first_half="--batch-size 16"),
+    "decay-0.1": Candidate(f"{TODAY} --weight-decay 0.1 --muon-weight-decay 0.1"),
+    "constant": Candidate(f"{TODAY} --end-learning-rate 2e-3"),
     "mask-0.3-0.15-slow": Candidate("--muon-lr 0.005 --mask-prob 0.3 --mask-prob-end 0.15"),
 }
 
@@ -104,8 +116,8 @@ class Run:
         self.process: subprocess.Popen[bytes] | None = None
         self.stopped = False
 
-    def words(self, package: Path) -> list[str]:
-        """The command as a list of words."""
+    def words(self, package: Path, more: str = "") -> list[str]:
+        """The command as a list of words; ``more`` flags replace those of the candidate."""
         args, updates = self.args, self.updates
         base = (
             f"--task plain_masked_lm --criterion masked_lm --arch mlsm_modern --encoder-layers {args.layers} "
@@ -115,7 +127,8 @@ class Run:
             f"--batch-size-valid {args.batch_size_valid} --valid-mask-prob 0.15 --autocast {args.autocast} "
             "--optimizer muon --lr 2e-3 --clip-norm 1.0 "
             f"--lr-scheduler polynomial_decay --warmup-updates {{share:0.06}} --total-num-update {updates} "
-            f"--max-update {updates} --seed {self.seed} --num-workers {args.workers} --no-save "
+            f"--max-update {updates} --seed {self.seed} --num-workers {args.workers} "
+            f"--no-epoch-checkpoints --save-interval-updates {max(1, updates // 2)} --keep-interval-updates 1 "
             f"--validate-interval-updates {max(1, updates // POINTS)} --validate-interval 1000000 "
             f"--log-format simple --log-interval {max(1, updates // 40)}"
         )
@@ -123,7 +136,7 @@ class Run:
         if "manual" in flags:  # has no options of the other schedule
             base = re.sub(r"--(warmup-updates|total-num-update) \S+", "", base)
         values = {"share": Share(updates), "wsd": warmup_hold_decay(updates, 2e-3)}
-        words = f"{base} {flags}".format(**values).split()
+        words = f"{base} {flags} {more}".format(**values).split()
         return [sys.executable, "-m", "fairseq_cli.train", str(args.data.resolve()), "--user-dir", str(package),
                 "--save-dir", str(self.folder / "checkpoints"), *words]  # fmt: skip
 
@@ -136,10 +149,20 @@ class Run:
         environment = {**os.environ, **one_thread, "PYTHONPATH": path, **self.candidate.environment}
         log: IO[bytes]
         with open(self.log, "wb") as log:
+            commands = [self.words(package)]
+            if self.candidate.first_half:
+                first_half = (
+                    f"{self.candidate.first_half} --max-update {self.updates // 2} --mask-updates {self.updates}"
+                )
+                commands.insert(0, self.words(package, first_half))
             self.process = subprocess.Popen(
-                self.words(package), stdout=log, stderr=subprocess.STDOUT, cwd=self.folder, env=environment,
+                ["sh", "-c", " && ".join(shlex.join(command) for command in commands)],
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                cwd=self.folder,
+                env=environment,
                 start_new_session=True,
-            )  # fmt: skip
+            )
 
     def stop(self) -> None:
         """Kill its processes."""

@@ -387,8 +387,11 @@ class _Chain:
         self.is_aligned = settings.vocab_size is not None and settings.objective in WITH_AUXILIARY
 
     def _sized(self, training: TrainingSettings) -> TrainingSettings:
-        """The training with its batch sizes: as chosen, else as recorded, else to suit the length."""
+        """The training with batch sizes as chosen, else as recorded, else to suit the length."""
         recorded = self.record.settings_of("training").get("training", {})
+        is_earlier = recorded and "attention_dropout" not in recorded  # such a run has the dropout of the model
+        if training.attention_dropout is None and not is_earlier:
+            training = replace(training, attention_dropout=0.0)
         is_unset = training.batch_size is None and training.accumulate is None
         if is_unset and "batch_size" in recorded:
             return replace(training, batch_size=recorded["batch_size"], accumulate=recorded["accumulate"])
@@ -494,8 +497,9 @@ class _Chain:
         if settings.latent_source == STORE:  # records of earlier versions lack it
             del training["latent_source"]
         recipe = identity(self.training)
-        if recipe["lora"] is None:  # records of earlier versions lack it
-            del recipe["lora"]
+        for name in ("lora", "attention_dropout"):
+            if recipe[name] is None:  # records of earlier versions lack it
+                del recipe[name]
         training["training"] = recipe
         training["processes"] = self.processes
         if settings.student is not None:
@@ -618,10 +622,11 @@ class _Chain:
     def _stock(self, **options: float) -> "PreTrainedModel":
         """The model before it gets its objective."""
         stock: PreTrainedModel
+        dropout = self.training.attention_dropout
         if self.settings.student is None:
-            stock = self.kind.opened(self.settings.model, **options)
+            stock = self.kind.opened(self.settings.model, attention_dropout=dropout, **options)
         else:
-            stock = new_model(self.config, self.fast_tokenizer)
+            stock = new_model(self.config, self.fast_tokenizer, attention_dropout=dropout)
         return stock
 
     @cached_property
@@ -860,6 +865,8 @@ class _Chain:
         shown["sequences of an update"] = samples_of_update(self.trainer.args)
         shown["optimizer"] = self.training.optimizer
         shown["learning rate"] = self.training.learning_rate
+        if self.training.attention_dropout is not None:
+            shown["attention dropout"] = self.training.attention_dropout
         if self.training.lora is not None:
             shown["LoRA"] = f"rank {self.training.lora}, merged"
         shown["seed"] = self.training.seed

@@ -92,12 +92,14 @@ class PretrainingModel(StockModel):
         return cls.of(cls.opened(path, **options), **options)
 
     @classmethod
-    def opened(cls, path: PathLike, **options: Any) -> Any:
+    def opened(cls, path: PathLike, *, attention_dropout: float | None = None, **options: Any) -> Any:
         """The stock model that :meth:`of` takes with these ``options``; a missing head is initialized at random.
 
-        This is logged if the objective trains the head. ValueError if the model does not exist, or cannot be read.
+        This is logged if the objective trains the head. ``attention_dropout`` is the dropout of attention weights in
+        training; None: that of the model. ValueError if the model does not exist, or cannot be read.
         """
-        return load_masked_lm(path, new_head=NEW_HEAD if cls.keeps_head(**options) else "")
+        new_head = NEW_HEAD if cls.keeps_head(**options) else ""
+        return load_masked_lm(path, new_head=new_head, attention_dropout=attention_dropout)
 
     @classmethod
     def keeps_head(cls, **options: Any) -> bool:

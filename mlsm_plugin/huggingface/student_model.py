@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from mlsm_plugin.core.files import hf_files
 from mlsm_plugin.core.files.atomic_files import PathLike, atomic_directory
 from mlsm_plugin.core.files.hf_files import GLOBAL, first_line, import_transformers
-from mlsm_plugin.core.hidden_states.hf_encoder import supported_config
+from mlsm_plugin.core.hidden_states.hf_encoder import built_with_dropout, supported_config
 from mlsm_plugin.core.text.hf_tokenizer import load_fast_tokenizer, number_of_ids
 from mlsm_plugin.core.text.text_files import read_text
 
@@ -75,8 +75,13 @@ def _modernbert_config(layers: int, width: int) -> "PretrainedConfig":
     return config
 
 
-def new_model(config: "PretrainedConfig", tokenizer: "PreTrainedTokenizerFast") -> Any:
-    """A masked LM for a tokenizer's ids, initialized at random from torch's random state."""
+def new_model(
+    config: "PretrainedConfig", tokenizer: "PreTrainedTokenizerFast", *, attention_dropout: float | None = None
+) -> Any:
+    """A masked LM for a tokenizer's ids, initialized at random from torch's random state.
+
+    ``attention_dropout`` is the dropout of attention weights in training; None: that of ``config``.
+    """
     transformers = import_transformers()
     config.vocab_size = number_of_ids(tokenizer)
     begin = tokenizer.cls_token_id if tokenizer.cls_token_id is not None else tokenizer.bos_token_id
@@ -86,7 +91,9 @@ def new_model(config: "PretrainedConfig", tokenizer: "PreTrainedTokenizerFast") 
     config.cls_token_id = begin
     config.eos_token_id = end
     config.sep_token_id = end
-    return transformers.AutoModelForMaskedLM.from_config(config).float()
+    build = transformers.AutoModelForMaskedLM.from_config
+    model = build(config) if attention_dropout is None else built_with_dropout(config, build, attention_dropout)
+    return model.float()
 
 
 def learn_tokenizer(texts: Sequence[PathLike], pattern: Path, output: PathLike, *, vocab_size: int) -> None:

@@ -44,6 +44,14 @@ class TrainingSettings:
     learning_rate: float = option(2e-4, above=0, help="largest learning rate")
     warmup: float = option(0.06, least=0, most=1, help="share of updates in which the learning rate rises")
     weight_decay: float = option(0.01, least=0, help="weight decay of AdamW")
+    attention_dropout: float | None = option(
+        None,
+        least=0,
+        most=1,
+        metavar="P",
+        help="dropout of attention weights in the training (default: 0, whatever MODEL has, since it makes an update "
+        "take up to three times as long on a CPU)",
+    )
     optimizer: str = option(
         "adamw",
         choices=("adamw", "muon"),

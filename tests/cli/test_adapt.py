@@ -8,6 +8,7 @@ import shlex
 import shutil
 import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from mlsm_plugin.huggingface.adaptation import recorded_objective
 from mlsm_plugin.huggingface.sentence_modules import modules_of, write_modules
 from mlsm_plugin.huggingface.token_sequences import TokenSequences
 from mlsm_plugin.huggingface.trainer_callback import ProgressBars
+from mlsm_plugin.huggingface.training import TrainingSettings
 from tests.cli.coding_runs import start_mlsm
 from tests.conftest import failing_mlsm, made_once, mlsm
 from tests.hub_server import REPO, hub_server, mlsm_with_hub
@@ -214,6 +216,27 @@ def test_a_training_goes_on_with_the_batches_that_it_began_with(start: Path, tmp
     assert "training:" not in capsys.readouterr().out
     recipe = read_json(output / "steps.json")["training"]["signature"]["settings"]["training"]
     assert (recipe["batch_size"], recipe["accumulate"]) == (2, 3)
+
+
+def test_a_training_of_an_earlier_version_keeps_the_attention_dropout_of_its_model(
+    start: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    output = tmp_path / "out"
+    command = words(start, output, "--updates", 1, objective="mlm")
+    with pytest.MonkeyPatch.context() as patch:
+        sized = adaptation._Chain._sized
+
+        def sized_earlier(self: adaptation._Chain, training: TrainingSettings) -> TrainingSettings:
+            return replace(sized(self, training), attention_dropout=None)
+
+        patch.setattr(adaptation._Chain, "_sized", sized_earlier)
+        mlsm(*command)
+    assert "attention_dropout" not in StepRecord(output / "steps.json").settings_of("training")["training"]
+    capsys.readouterr()
+    mlsm(*command)
+    assert "training:" not in capsys.readouterr().out
+    mlsm(*command, "--attention-dropout", 0)
+    assert "training:" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

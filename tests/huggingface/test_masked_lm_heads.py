@@ -96,6 +96,27 @@ def test_a_new_head_is_made_where_there_is_none(
     ] * lines
 
 
+@pytest.mark.parametrize("kind", SUPPORTED)
+def test_attention_dropout_is_of_the_training_and_not_of_the_saved_model(
+    tmp_path: Path, tiny: object, kind: str
+) -> None:
+    name = "attention_dropout" if kind in ("distilbert", "modernbert") else "attention_probs_dropout_prob"
+    settings = {"dropout" if kind == "distilbert" else "hidden_dropout_prob": 0.0, name: 0.5}
+    folder = make_model(kind, tiny.text, tmp_path / "model", kind=AutoModelForMaskedLM, **settings)  # type: ignore[attr-defined]
+    ids = torch.randint(5, 100, (2, 9))
+
+    def is_random(model: torch.nn.Module) -> bool:
+        model.train()
+        return not torch.equal(model(input_ids=ids).logits, model(input_ids=ids).logits)
+
+    assert is_random(load_masked_lm(folder))
+    model = load_masked_lm(folder, attention_dropout=0.0)
+    assert not is_random(model)
+    model.save_pretrained(tmp_path / "saved")
+    saved = json.loads((tmp_path / "saved" / "config.json").read_text(encoding="utf-8"))
+    assert saved[name] == 0.5
+
+
 def test_half_precision_of_a_model_that_overflows_is_float32(
     tmp_path: Path, tiny: object, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -1,10 +1,11 @@
 """Hidden states of one layer of a Hugging Face encoder, for Hugging Face's own ids and for fairseq's."""
 
+import copy
 import logging
 import os
 import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -40,6 +41,7 @@ FEWEST_LAYERS = {"deberta": 1, "deberta-v2": 1, "modernbert": 1}  # transformers
 LARGEST_PADDING = 1024  # extra rows that an embedding may have after the vocabulary; a popular Italian BERT has 1,000
 OF_LAYER = re.compile(r"\blayers?\.\d+\.")  # names of weights
 FLOAT32_ONLY = ("deberta",)  # the library's attention overflows in half precision
+ATTENTION_DROPOUTS = ("attention_probs_dropout_prob", "attention_dropout")  # names in configurations
 PATCHING = threading.Lock()  # since 4.56, transformers patches the layers while it collects hidden states
 
 
@@ -321,16 +323,41 @@ def _without_second_biases(model: Any, missing: list[str]) -> list[str]:
     return still_missing
 
 
-def load_masked_lm(name: PathLike, *, new_head: str | None = None) -> Any:
+def load_masked_lm(name: PathLike, *, new_head: str | None = None, attention_dropout: float | None = None) -> Any:
     """The masked LM in a folder or of a hub name, always in float32.
 
-    ``new_head`` is as for :func:`load_library_model`. ValueError if the model does not exist, cannot be read, or has no
-    masked-LM head and ``new_head`` is None.
+    ``new_head`` is as for :func:`load_library_model`. ``attention_dropout`` is as for :func:`built_with_dropout`; None:
+    that of the folder. ValueError if the model does not exist, cannot be read, or has no masked-LM head and
+    ``new_head`` is None.
     """
     folder = hf_folder(name, weights=True)
-    model = load_library_model(folder, kind="AutoModelForMaskedLM", new_head=new_head).float()
+
+    def load(config: "PretrainedConfig | None") -> Any:
+        return load_library_model(folder, config, kind="AutoModelForMaskedLM", new_head=new_head).float()
+
+    if attention_dropout is None:
+        model = load(None)
+    else:
+        model = built_with_dropout(supported_config(folder), load, attention_dropout)
     check_read(model.config, folder)
     check_encoder(model.config, folder)
+    return model
+
+
+def built_with_dropout(
+    config: "PretrainedConfig", build: Callable[["PretrainedConfig"], Any], attention_dropout: float
+) -> Any:
+    """The model that ``build`` makes of a configuration, but with this dropout of attention weights in training.
+
+    The configuration of the model, which is saved with it, keeps the dropout of ``config``.
+    """
+    changed = copy.deepcopy(config)
+    names = [name for name in ATTENTION_DROPOUTS if hasattr(config, name)]
+    for name in names:
+        setattr(changed, name, attention_dropout)
+    model = build(changed)
+    for name in names:
+        setattr(model.config, name, getattr(config, name))
     return model
 
 
