@@ -80,6 +80,7 @@ CANDIDATES = {
     ),
     "blocks-64-first": Candidate(TODAY, first_half="--tokens-per-sample 64 --batch-size 64"),
     "growing-batch": Candidate(f"{TODAY} --batch-size 48", first_half="--batch-size 16"),
+    "small-batch": Candidate(TODAY, batch=0.5),
     "decay-0.1": Candidate(f"{TODAY} --weight-decay 0.1 --muon-weight-decay 0.1"),
     "constant": Candidate(f"{TODAY} --end-learning-rate 2e-3"),
     "mask-0.3-0.15-slow": Candidate("--muon-lr 0.005 --mask-prob 0.3 --mask-prob-end 0.15"),
@@ -151,10 +152,10 @@ class Run:
         with open(self.log, "wb") as log:
             commands = [self.words(package)]
             if self.candidate.first_half:
-                first_half = (
-                    f"{self.candidate.first_half} --max-update {self.updates // 2} --mask-updates {self.updates}"
-                )
-                commands.insert(0, self.words(package, first_half))
+                flags = f"{self.candidate.first_half} --max-update {self.updates // 2} --mask-updates {self.updates}"
+                # the second half has other batches, so it begins an epoch in another order
+                second_half = f"--reset-dataloader --seed {self.seed + 1000}"
+                commands = [self.words(package, flags), self.words(package, second_half)]
             self.process = subprocess.Popen(
                 ["sh", "-c", " && ".join(shlex.join(command) for command in commands)],
                 stdout=log,
