@@ -43,13 +43,12 @@ from mlsm_plugin.core.files.atomic_files import atomic_open, read_json, sha256_o
 from mlsm_plugin.core.files.hf_files import hf_folder, weight_files
 from mlsm_plugin.core.files.output_lock import hold_lock
 from mlsm_plugin.core.files.planned_folder import PlannedFolder
-from mlsm_plugin.core.files.step_record import StepRecord
+from mlsm_plugin.core.files.step_record import RECORD, StepRecord
 from mlsm_plugin.core.hidden_states.devices import default_device, has_fast_bf16
 from mlsm_plugin.evaluation.encoder_quality import linear_probe
 from mlsm_plugin.evaluation.labelled_texts import LabelledTexts, check_same_kind, read_labelled_texts
 from mlsm_plugin.evaluation.sentence_encoders import open_sentence_encoder
 from mlsm_plugin.huggingface import MaskedLmCollator, MaskedLmModel, PretrainingSequences, write_text_sequences
-from mlsm_plugin.huggingface.adaptation import RECORD
 
 OBJECTIVES = ("mlm", "mlsm+mlm", "taco")
 START = "start"

@@ -29,6 +29,7 @@ from mlsm_plugin.core.files.atomic_files import read_json, sha256_of_files, writ
 from mlsm_plugin.core.files.output_lock import hold_lock
 from mlsm_plugin.core.files.planned_folder import PlannedFolder
 from mlsm_plugin.core.files.progress import Progress
+from mlsm_plugin.core.files.step_record import RECORD, StepRecord
 from mlsm_plugin.core.hidden_states.sources import source_of
 from mlsm_plugin.evaluation.masked_batches import MASKED_SHARE
 from mlsm_plugin.fairseq_plugin.models.mlsm_modern import geglu_dim
@@ -247,8 +248,8 @@ class Comparison:
             return 0.0, [Phase(0, each)]
         end = [Phase(args.latent_until, plain)] if self.falling_weight(name, args.updates) else []
         if row.codes == SELF:
-            parts = read_json(self.output / "speed" / SELF / "seconds.json") if self.online else {}
-            once = parts["stage 1: codes"] if self.online else self.codes.seconds_of(args.coder)
+            record = StepRecord(self.output / "speed" / SELF / RECORD)
+            once = record.seconds_of("stage 1: codes") if self.online else self.codes.seconds_of(args.coder)
             return 0.0, [Phase(0, plain), Phase(args.share, each, once), *end]
         before = 0.0 if args.auxiliary else self.auxiliary_updates * self.seconds[AUXILIARY]
         if self.codes_online(row):

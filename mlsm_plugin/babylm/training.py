@@ -2,7 +2,6 @@
 
 import logging
 import math
-import os
 import re
 import time
 from collections.abc import Iterator, Sequence
@@ -24,9 +23,8 @@ from mlsm_plugin.core.coding.settings import StageSettings
 from mlsm_plugin.core.coding.split_coder import CodingSettings
 from mlsm_plugin.core.files.atomic_files import PathLike, atomic_open, sha256_of_files
 from mlsm_plugin.core.files.output_lock import in_turn
-from mlsm_plugin.core.files.planned_folder import PlannedFolder
 from mlsm_plugin.core.files.settings import identity
-from mlsm_plugin.core.files.step_record import Step, StepRecord
+from mlsm_plugin.core.files.step_record import RECORD, Step, StepRecord
 from mlsm_plugin.core.hidden_states.settings import BlockSettings
 from mlsm_plugin.core.hidden_states.sources import source_of
 from mlsm_plugin.core.text.shared_text import warn_of_shared_files
@@ -42,6 +40,7 @@ from mlsm_plugin.fairseq_plugin.pipelines.pretraining import (
     default_flags,
     early_end,
     pretrain,
+    process_of,
     separate_words,
 )
 from mlsm_plugin.fairseq_plugin.pipelines.self_coded_pretraining import pretrain_in_stages
@@ -225,18 +224,6 @@ def updates_of_epochs(data_bin: Path, cfg: FairseqConfig, epochs: int, ranks: in
     return sum(math.ceil(math.ceil(batches / ranks) / number) for number in batches_per_update)
 
 
-def ranks_of(flags: Sequence[str]) -> tuple[int, int]:
-    """Rank and world size of this process in a training with these flags, with or without torchrun.
-
-    Without torchrun, fairseq starts a process for each GPU.
-    """
-    values = dict(pairwise(flags))
-    gpus = 1 if "--cpu" in flags else max(1, torch.cuda.device_count())
-    world = int(values.get("--distributed-world-size") or os.environ.get("WORLD_SIZE") or gpus)
-    rank = int(values.get("--distributed-rank") or os.environ.get("RANK") or 0)
-    return rank, world
-
-
 def train(
     text_dir: PathLike,
     output: PathLike,
@@ -265,7 +252,7 @@ def train(
     output = Path(output)
     flags = _allowed(flags)
     files = text_files(text_dir)
-    rank, ranks = ranks_of(flags)
+    process = process_of(flags)
     teacher = None
     ledger_of_teacher = None
     if settings.auxiliary:
@@ -276,13 +263,14 @@ def train(
     cfg = configuration_of([str(output), *default_flags(1, arch, flags), *flags])
     decides = _decisions(settings, ledger, learning, blocks, cfg)
     decides["arch"] = arch
-    decides["ranks"] = ranks
+    decides["ranks"] = process.world_size
     decides["auxiliary"] = None if teacher is None else sha256_of_files(teacher)
     decides["vocab_size"] = None if new_tokenizer is None else new_tokenizer.vocab_size
-    _begin(output, decides)
+    output.mkdir(parents=True, exist_ok=True)
+    record = StepRecord(output / RECORD)
     with in_turn(output):  # the first of several ranks does the work
+        _begin(record, decides)
         ledger = _continued(ledger, output, settings.license)
-        record = StepRecord(output / "steps.json")
         tokenizer_folder = teacher.parent if teacher else output / "tokenizer"
         if new_tokenizer is not None:
             new_tokenizer = resumed_settings(new_tokenizer, record.settings_of("tokenizer"))
@@ -295,13 +283,14 @@ def train(
     if teacher is not None:
         flags += [*FLAGS_WITH_CODES, "--mlm-weight", str(StageSettings().mlm_weight)]
     flags += ["--count-words", str(output / WORD_PLAN), "--max-epoch", str(ledger.epochs), "--disable-validation"]
-    max_update = updates_of_epochs(output / "data-bin", cfg, ledger.epochs, ranks)
+    max_update = updates_of_epochs(output / "data-bin", cfg, ledger.epochs, process.world_size)
     in_stages = settings.objective == "mlsm+mlm" and teacher is None
-    on_gpu = rank == 0 and "--cpu" not in flags and torch.cuda.is_available()  # on a CPU, exports slow the training
+    # on a CPU, exports slow the training
+    on_gpu = process.rank == 0 and "--cpu" not in flags and torch.cuda.is_available()
     begin = time.perf_counter()
     with exporting(output, ledger) if on_gpu else nullcontext():
         _pretrain(output, learning if in_stages else None, blocks, arch=arch, max_update=max_update, flags=flags)
-    if rank > 0:
+    if process.rank > 0:
         return None
     seconds = ledger.seconds.get("training", 0) + time.perf_counter() - begin
     ledger.seconds["training"] = round(seconds, 1)
@@ -365,14 +354,13 @@ def _allowed(flags: Sequence[str]) -> list[str]:
     return words
 
 
-def _begin(output: Path, decides: dict[str, object]) -> None:
+def _begin(record: StepRecord, decides: dict[str, object]) -> None:
     """Record the settings that decide a run; ValueError if it has results of other settings."""
-    plan = PlannedFolder(output, decides, plan_file="run.json", advice="Choose another --output")
+    output = record.path.parent
     has_results = (output / "data-bin").exists() or (output / "model" / LAST).exists()
     if not has_results:  # other settings cost nothing
-        plan.forget()
         (output / LEDGER).unlink(missing_ok=True)
-    plan.begin()
+    record.keep_settings("run", decides, "Choose another --output", fixed=None if has_results else ())
 
 
 def _decisions(

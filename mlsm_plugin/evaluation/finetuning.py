@@ -111,7 +111,7 @@ class Finetuning:
 
     def _run_seed(self, classifier: TextClassifier, seed: int) -> JsonObject:
         folder = self.output / f"seed-{seed}"
-        run = PlannedFolder(folder, {"seed": seed}, plan_file=None, seal_file="result.json")
+        run = PlannedFolder(folder, {"seed": seed}, resumable=False, seal_file="result.json")
         if not run.is_complete():
             print(f"seed {seed}: training", flush=True)
             run.seal({"seed": seed, **self._trained(classifier, seed, folder)})

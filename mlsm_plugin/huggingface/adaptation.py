@@ -25,7 +25,7 @@ from mlsm_plugin.core.files.output_lock import only_writer
 from mlsm_plugin.core.files.planned_folder import PLAN_FILE
 from mlsm_plugin.core.files.process_rank import ProcessRank, process_rank
 from mlsm_plugin.core.files.settings import identity, option, undeciding
-from mlsm_plugin.core.files.step_record import Step, StepRecord
+from mlsm_plugin.core.files.step_record import RECORD, Step, StepRecord
 from mlsm_plugin.core.hidden_states.devices import Device
 from mlsm_plugin.core.hidden_states.encoder import check_layer
 from mlsm_plugin.core.hidden_states.hf_encoder import (
@@ -116,7 +116,6 @@ MOST_PASSES = 5  # over the text, to learn a dictionary
 COMPARED_LINES = 200  # lines of the text whose ids are compared when the model is written
 TEXT_PARTS = ("train", "valid")
 MODEL = "model"  # the folder of the adapted model in the output
-RECORD = "steps.json"
 HOLDS_OUT = "holds_out"  # key of the settings of the step ``text``
 DOCUMENTS = "documents.txt"
 HELD_OUT_TEXT = "held_out.txt"

@@ -85,7 +85,7 @@ def write_text_sequences(
     room = length - len(reader.surrounded([]))
     plan = _plan(reader, texts, max_length=length, apart=apart)
     advice = "Pass --overwrite to `mlsm binarize`, or delete the folder, or choose another --output"
-    folder = PlannedFolder(output, plan, plan_file=None, advice=advice)
+    folder = PlannedFolder(output, plan, resumable=False, advice=advice)
     if folder.directory.exists() and not folder.directory.is_dir():
         raise ValueError(f"{output} is a file; name a folder for the sequences")
     # a killed process can leave only one of the files

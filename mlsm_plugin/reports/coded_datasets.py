@@ -12,6 +12,7 @@ from mlsm_plugin.core.files.atomic_files import PathLike
 from mlsm_plugin.core.files.json_checks import check_json
 from mlsm_plugin.core.files.model_files import checkpoint_of
 from mlsm_plugin.core.files.progress import Progress
+from mlsm_plugin.core.files.step_record import RECORD, StepRecord
 from mlsm_plugin.core.masking.word_boundaries import SENTENCEPIECE_BEGIN
 from mlsm_plugin.core.sparse_coding.code_store import INSPECTED_CHECK, META_FILE, CodeStore
 from mlsm_plugin.core.sparse_coding.stored_codes import CODES_OVER, check_same_codes
@@ -46,7 +47,7 @@ def find_codes(folder: Path, chosen: Path | None = None, split: str = "train") -
     codes = Path(utils.split_paths(getattr(task, "latent_codes", None) or task.data)[0])
     if not (data / "dict.txt").exists():
         raise FileNotFoundError(f"{folder} was trained on {data}, which does not exist; pass the binarized dataset")
-    if chosen is None and (folder / "stages.json").is_file():
+    if chosen is None and _is_in_stages(folder):
         codes = _codes_of_last_stage(folder, data)
     store = (chosen or codes) / f"{split}.codes"
     if (store / META_FILE).is_file():
@@ -63,8 +64,12 @@ def find_codes(folder: Path, chosen: Path | None = None, split: str = "train") -
 
 def _checkpoint_of(run: Path) -> Path:
     """The checkpoint that predicts the codes of a run: in stages, the newest, as the best may be of another stage."""
-    newest = newest_whole(run) if (run / "stages.json").is_file() else None
+    newest = newest_whole(run) if _is_in_stages(run) else None
     return newest[0] if newest else checkpoint_of(run)
+
+
+def _is_in_stages(run: Path) -> bool:
+    return bool(StepRecord(run / RECORD).settings_of("stages"))
 
 
 def _codes_of_last_stage(folder: Path, data: Path) -> Path:

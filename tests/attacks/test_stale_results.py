@@ -11,9 +11,11 @@ import pytest
 import torch
 
 from mlsm_plugin.cli.main import main
+from mlsm_plugin.core.files.atomic_files import read_json
 from tests.attacks.commands import SMALL
 from tests.attacks.test_killed_commands import TRAINING
 from tests.conftest import TINY_MODEL, TINY_TRAINING, failing_mlsm, mlsm
+from tests.earlier_records import in_earlier_files
 from tests.tiny_models import TinyData
 
 Capture = pytest.CaptureFixture[str]
@@ -94,6 +96,9 @@ def test_auxiliary_refuses_other_data_of_the_same_vocabulary(tiny: TinyData, tmp
     own = copied(tiny, tmp_path / "own")
     words = ("auxiliary", own.data_bin, "--save-dir", tmp_path / "run", "--max-update", 2, *TINY_MODEL, *TINY_TRAINING)
     mlsm(*words)
+    record = in_earlier_files(tmp_path / "run", "data")
+    mlsm(*words, "--max-update", 3)
+    assert read_json(tmp_path / "run" / "steps.json") == record
     before = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()}
     own.text.write_text("".join(reversed(own.text.read_text().splitlines(keepends=True))))
     texts = ("--train", own.text, "--valid", own.text)

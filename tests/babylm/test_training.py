@@ -21,11 +21,12 @@ import pytest
 
 from mlsm_plugin.babylm.checks import problems_of
 from mlsm_plugin.babylm.ledger import Ledger
-from mlsm_plugin.babylm.training import ranks_of, text_files
-from mlsm_plugin.core.files.atomic_files import sha256_of_files
+from mlsm_plugin.babylm.training import text_files
+from mlsm_plugin.core.files.atomic_files import read_json, sha256_of_files
 from tests.babylm.odd_text import write_odd_text
 from tests.conftest import REPOSITORY, failing_mlsm, mlsm
 from tests.core.text.test_words import counted_by_wc
+from tests.earlier_records import in_earlier_files
 from tests.warm_python import REAL_PYTHON
 
 SLOW = pytest.mark.slow
@@ -85,16 +86,6 @@ def test_text_to_measure_on_is_not_trained_on(tmp_path: Path, caplog: pytest.Log
         f"{tmp_path}: not trained on: test.txt, valid.txt, wiki_dev.txt, more/",
         f"{tmp_path}/train.txt has the lines of {tmp_path}/copy.txt: they are trained on more than once",
     ]
-
-
-def test_the_ranks_are_those_of_the_flags_of_torchrun_or_of_fairseq(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("RANK", "WORLD_SIZE"):
-        monkeypatch.delenv(name, raising=False)
-    assert ranks_of(["--cpu"]) == (0, 1)
-    assert ranks_of(["--distributed-world-size", "4", "--distributed-rank", "3"]) == (3, 4)
-    monkeypatch.setenv("RANK", "1")
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    assert ranks_of([]) == (1, 2)
 
 
 @pytest.mark.parametrize(
@@ -208,6 +199,22 @@ def test_another_text_or_batch_size_is_not_resumed(
     before = models_of(run)
     mlsm(*words(text, run))
     assert models_of(run) == before
+
+
+@SLOW
+def test_a_run_of_an_earlier_version_goes_on(
+    run: Path, text: Path, tmp_path: Path, capsys: Capture, warm_python_in_module: Path
+) -> None:
+    earlier = shutil.copytree(run, tmp_path / "run")
+    record = in_earlier_files(earlier, "run")
+    in_earlier_files(earlier / "model", "data")
+    assert "batch_size is 8 there and 4 now. Choose another --output" in failing_mlsm(
+        capsys, *words(text, earlier, "--batch-size", 4)
+    )
+    before = models_of(earlier)
+    mlsm(*words(text, earlier))
+    assert models_of(earlier) == before
+    assert read_json(earlier / "steps.json") == record
 
 
 @SLOW

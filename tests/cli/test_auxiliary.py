@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
@@ -14,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from mlsm_plugin.cli.main import main
+from mlsm_plugin.core.files.step_record import StepRecord
 from mlsm_plugin.fairseq_plugin.compat.checkpoint_states import updates_of
 from mlsm_plugin.fairseq_plugin.pipelines.pretraining import default_flags
 from tests.conftest import PLUGIN, REPOSITORY, TINY_MODEL, Pipeline, failing_mlsm, mlsm
@@ -140,7 +140,7 @@ def test_datasets_joined_by_a_colon_are_used_in_turn(
     assert [int(update) for _, update in epochs] == list(range(1, 9))
     loaded = re.findall(r"loaded [\d,]+ examples from: (\S+)/train$", printed, re.MULTILINE)
     assert loaded == [str(first), str(second), str(second)]  # the part from update 4 on begins in the second epoch
-    assert len(json.loads((tmp_path / "run" / "data.json").read_text())["train"]) == 2
+    assert len(StepRecord(tmp_path / "run" / "steps.json").settings_of("data")["train"]) == 2
     assert "was begun with other settings: train" in failing_mlsm(capsys, words[0], second, *words[2:])
 
 

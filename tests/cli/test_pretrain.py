@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from mlsm_plugin import hub
+from mlsm_plugin.core.files.step_record import StepRecord
 from mlsm_plugin.core.sparse_coding.code_store import CodeStore
 from mlsm_plugin.fairseq_plugin.compat.checkpoint_states import model_fingerprint, updates_of
 from mlsm_plugin.fairseq_plugin.compat.resumed_runs import LAST
@@ -21,6 +22,7 @@ from tests.attacks.killed_runs import assert_equal, state_of
 from tests.cli.test_auxiliary import output_of, updates_in
 from tests.conftest import REPOSITORY, Pipeline, failing_mlsm, mlsm
 from tests.docs.pages import commands_of, read
+from tests.earlier_records import in_earlier_files
 from tests.tiny_models import TinyData
 from tests.warm_python import REAL_PYTHON
 
@@ -134,12 +136,23 @@ def test_a_killed_run_ends_as_one_that_was_never_stopped(run: Run, pipeline: Pip
 
 @SLOW
 @pytest.mark.usefixtures("warm_python")
-def test_a_layer_that_the_model_lacks_can_be_corrected(run: Run, pipeline: Pipeline, tmp_path: Path) -> None:
-    wrong = [sys.executable, "-m", "mlsm_plugin.cli.main", *words(pipeline.data_bin, tmp_path / "run", "--layer", 9)]
+def test_a_layer_that_the_model_lacks_can_be_corrected_also_in_a_run_of_an_earlier_version(
+    run: Run, pipeline: Pipeline, tmp_path: Path, capsys: Capture
+) -> None:
+    folder = tmp_path / "run"
+    wrong = [sys.executable, "-m", "mlsm_plugin.cli.main", *words(pipeline.data_bin, folder, "--layer", 9)]
     assert subprocess.run(wrong, capture_output=True).returncode == 1
-    assert updates_of(tmp_path / "run" / LAST) == 6
-    output_of("mlsm_plugin.cli.main", *words(pipeline.data_bin, tmp_path / "run"))
-    assert_equal(state_of(tmp_path / "run" / LAST), state_of(run.folder / LAST))
+    assert updates_of(folder / LAST) == 6
+    before = StepRecord(folder / "steps.json").seconds_of("stage 0: training")
+    in_earlier_files(folder, "data", "stages")
+    problem = failing_mlsm(capsys, *words(pipeline.data_bin, folder, "--seed", 4))
+    assert "seed is 3 there and 4 now. Choose another --save-dir" in problem
+    output_of("mlsm_plugin.cli.main", *words(pipeline.data_bin, folder))
+    assert_equal(state_of(folder / LAST), state_of(run.folder / LAST))
+    after, whole = (StepRecord(path / "steps.json") for path in (folder, run.folder))
+    assert after.seconds_of("stage 0: training") == before > 0
+    assert after.settings_of("data") == whole.settings_of("data")
+    assert after.settings_of("stages") == whole.settings_of("stages")
 
 
 @SLOW

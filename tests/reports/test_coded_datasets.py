@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from mlsm_plugin.core.files.atomic_files import write_json
+from mlsm_plugin.core.files.step_record import StepRecord
 from mlsm_plugin.reports import coded_datasets
 from mlsm_plugin.reports.coded_datasets import find_codes, property_names, summarize_split
 from tests.conftest import failing_mlsm, mlsm
@@ -72,7 +74,7 @@ def test_codes_of_another_folder_are_found(coded: Path, tmp_path: Path) -> None:
 def test_codes_of_a_run_in_stages_are_those_of_its_last_stage(coded: Path, tmp_path: Path, capsys: Capture) -> None:
     data, run = coded / "data-bin", tmp_path / "run"
     save_untrained(data, run, **MASKED_LM)  # the best checkpoint may be of the first stage
-    (run / "stages.json").write_text("{}")
+    StepRecord(run / "steps.json").keep_settings("stages", {"stages": [20]}, "")
     assert "no codes yet; the second stage begins with them" in failing_mlsm(capsys, "inspect", run)
     for stage in ("stage-9", "stage-10"):
         (run / stage / "dictionary").mkdir(parents=True)
@@ -106,7 +108,7 @@ def test_codes_over_another_dictionary_than_the_run_predicts_are_refused(
     assert f"the codes in {data / 'train.codes'} are over another dictionary (SHA-256 {'0' * 12}) than those" in problem
     assert f"that {run} predicts ({'a' * 12}); pass --codes with those" in problem
     assert find_codes(run, split="valid") == (data, data)  # has no codes, which is said later
-    (run / "stages.json").write_text("{}")
+    write_json(run / "stages.json", {"stages": [20]})  # of an earlier version
     shutil.copytree(data / "train.codes", run / "stage-1" / "train.codes")
     newest = run / "checkpoint_1_5.pt"
     history = [{**torch.load(last, weights_only=True)["optimizer_history"][0], "num_updates": 5}]

@@ -52,7 +52,7 @@ def import_coder(
         if not overwrite and (output / META_FILE).exists():
             _check_same(output, fingerprint, coder.fingerprint, "dictionary")
             plan = {**origin, **{name: coder.meta[name] for name in ("lambda",) if name in coder.meta}}
-            if PlannedFolder(output, plan, plan_file=None, advice=ADVICE.capitalize()).is_complete():
+            if PlannedFolder(output, plan, resumable=False, advice=ADVICE.capitalize()).is_complete():
                 return None
         # remove an earlier coder; meta.json is removed first and written last
         for name in (META_FILE, ATOMS_FILE, *(f"{tensor}.npy" for tensor in SaeWeights._fields)):

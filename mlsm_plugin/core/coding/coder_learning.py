@@ -176,7 +176,7 @@ def learn_into(
     deciding = {name: value for name, value in plan.items() if name not in undecided}
     advice = "Pass --overwrite to `mlsm dictionary`, or delete the folder, or choose another --output"
     with only_writer(output):
-        if not overwrite and PlannedFolder(output, deciding, plan_file=None, advice=advice).is_complete():
+        if not overwrite and PlannedFolder(output, deciding, resumable=False, advice=advice).is_complete():
             load_coder(output)  # raises if it is damaged
             return False
         stopped = output / CHECKPOINT_FILE

@@ -4,7 +4,7 @@ A plan holds everything that decides the result, as JSON values. The plan is wri
 last (``meta.json``, or another file). A folder without its seal is incomplete. A run with the same plan resumes, or
 finds the work complete. A run with another plan fails with an error that lists the differences and says what to do.
 
-A folder that has only a seal (``plan_file=None``) cannot be resumed: either it is complete, or the work starts over.
+A folder that has only a seal (``resumable=False``) cannot be resumed: either it is complete, or the work starts over.
 """
 
 import json
@@ -31,6 +31,16 @@ def differences(recorded: object, requested: object) -> list[str]:
     return [
         f"{name} is {shorten(before)} there and {shorten(now)} now" for name, (before, now) in sorted(pairs.items())
     ]
+
+
+def check_same(folder: Path, recorded: object, requested: object, advice: str) -> None:
+    """Raise ValueError, with the differences and the ``advice``, if a folder was begun with another plan."""
+    all_differences = differences(recorded, requested)
+    if all_differences:
+        shown = all_differences[:SHOWN_DIFFERENCES]
+        if len(all_differences) > len(shown):
+            shown.append(f"and {len(all_differences) - len(shown)} more differences")
+        raise ValueError(f"{folder} was begun with other settings: {'; '.join(shown)}. {advice}")
 
 
 def shorten(value: object) -> str:
@@ -69,7 +79,7 @@ def _name(keys: tuple[str | int, ...]) -> str:
 class PlannedFolder:
     """A folder that is filled according to a plan. Constructing this object writes nothing.
 
-    Without a ``plan_file``, the plan is part of the seal. ``advice`` is the end of the error about another plan.
+    If it is not ``resumable``, the plan is part of the seal. ``advice`` is the end of the error about another plan.
     """
 
     def __init__(
@@ -77,13 +87,13 @@ class PlannedFolder:
         directory: PathLike,
         plan: JsonObject,
         *,
-        plan_file: str | None = PLAN_FILE,
+        resumable: bool = True,
         seal_file: str = META_FILE,
         advice: str = START_ANEW,
     ) -> None:
         self.directory = Path(directory)
         self.plan: JsonObject = json.loads(json.dumps(plan))
-        self._plan_path = None if plan_file is None else self.directory / plan_file
+        self._plan_path = self.directory / PLAN_FILE if resumable else None
         self.seal_path = self.directory / seal_file
         self._advice = advice
 
@@ -96,11 +106,11 @@ class PlannedFolder:
     def recorded_plan(self) -> JsonObject | None:
         """The plan that the folder was begun with, or None. ValueError names a damaged or missing file."""
         if self._plan_path is not None:
-            plan = _read_if_there(self._plan_path)
+            plan = read_record(self._plan_path)
             if plan is None and self.is_sealed:
                 raise ValueError(f"{self._plan_path} is missing; {RESTORE}")
             return plan
-        sealed = _read_if_there(self.seal_path)
+        sealed = read_record(self.seal_path)
         return None if sealed is None else {key: sealed.get(key) for key in self.plan}
 
     def differences(self) -> list[str]:
@@ -115,11 +125,9 @@ class PlannedFolder:
 
     def check(self) -> None:
         """Raise ValueError, with the differences and what to do, if the folder was begun with another plan."""
-        if all_differences := self.differences():
-            shown = all_differences[:SHOWN_DIFFERENCES]
-            if len(all_differences) > len(shown):
-                shown.append(f"and {len(all_differences) - len(shown)} more differences")
-            raise ValueError(f"{self.directory} was begun with other settings: {'; '.join(shown)}. {self._advice}")
+        recorded = self.recorded_plan
+        if recorded is not None:
+            check_same(self.directory, recorded, self.plan, self._advice)
 
     def begin(self) -> None:
         """Create the folder and write the plan; errors are those of :meth:`check`."""
@@ -151,8 +159,11 @@ class PlannedFolder:
         return content
 
 
-def _read_if_there(path: Path) -> JsonObject | None:
-    """A plan or a seal, or None. An error never advises to delete it, since nothing else describes the folder."""
+def read_record(path: Path) -> JsonObject | None:
+    """A plan, a seal or another record of a folder; None if there is none.
+
+    An error never advises to delete it, since nothing else describes the folder.
+    """
     try:
         content = parse_json(path.read_bytes())
     except FileNotFoundError:

@@ -4,18 +4,21 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mlsm_plugin.core.files.atomic_files import read_json, sha256_of_files, write_json
+from mlsm_plugin.core.files.atomic_files import sha256_of_files, write_json
 from mlsm_plugin.core.files.json_checks import JsonObject, check_json, fields, number, text, values
-from mlsm_plugin.core.files.planned_folder import differences
+from mlsm_plugin.core.files.planned_folder import check_same, differences, read_record
 from mlsm_plugin.core.files.process_rank import SINGLE_PROCESS, ProcessRank
 from mlsm_plugin.core.files.progress import still_running
 
+RECORD = "steps.json"
 EVALUATED = "evaluated"  # key of a plan
+EARLIER_FILES = ("data", "stages", "run")  # earlier versions kept these settings in data.json, stages.json, run.json
+EARLIER_SECONDS = "seconds.json"
 STEPS = values(
     fields(
         {"signature": fields()}, {"seconds": number, "outputs": values(fields({"sha256": text})), "figures": fields()}
@@ -48,6 +51,9 @@ class StepRecord:
     plan runs again, and resumes if it can. If the plan or the outputs have changed, the outputs are renamed, and the
     step starts from the beginning. If only the files to evaluate on have changed, just the outputs of the evaluation
     are renamed, the step resumes with the others, and later steps stay as they are.
+
+    A training is not done again step by step, but resumed. The record holds the settings that it must be resumed with
+    (:meth:`keep_settings`), and the seconds of its parts (:meth:`add_seconds`).
 
     Only the first of several processes writes the record. In the context ``first``, the others wait for it.
     """
@@ -90,9 +96,35 @@ class StepRecord:
             self._before = _hash_of(step, self._plan(step, self._before))
             self.rows.append(self._row(step, "current", self.seconds_of(step.name)))
 
+    def keep_settings(
+        self, name: str, settings: JsonObject, advice: str, *, fixed: Collection[str] | None = None
+    ) -> None:
+        """Record settings that a training must be resumed with.
+
+        Only those in ``fixed`` must be the recorded ones; None: all. Settings that an earlier version did not record
+        are recorded now. ValueError lists the differences and ends with the ``advice``.
+        """
+        settings = json.loads(json.dumps(settings))
+        before = self.settings_of(name)
+        kept = {key: value for key, value in before.items() if fixed is None or key in fixed}
+        check_same(self.path.parent, kept, {key: settings.get(key) for key in kept}, advice)
+        self._write_entry(name, {"signature": {"settings": settings}})
+
+    def add_seconds(self, name: str, seconds: float) -> None:
+        """Add seconds to those that the part of a training took before it was stopped."""
+        self._write_entry(name, {"signature": {}, "seconds": round(self.seconds_of(name) + seconds, 2)})
+
+    def _write_entry(self, name: str, entry: JsonObject) -> None:
+        if self.process.rank == 0:
+            write_json(self.path, {**self._recorded(), name: entry})
+
     def settings_of(self, name: str) -> JsonObject:
-        """The settings with which a step was last begun; empty if it was never begun."""
-        settings = self._recorded().get(name, {}).get("signature", {}).get("settings")
+        """The settings with which a step or a training was last begun; empty if it was never begun."""
+        steps = self._recorded()
+        if name in EARLIER_FILES and name not in steps:
+            settings = read_record(self.path.with_name(f"{name}.json")) or {}
+            return {"lambda_" if key == "lambda" else key: value for key, value in settings.items()}
+        settings = steps.get(name, {}).get("signature", {}).get("settings")
         return settings if isinstance(settings, dict) else {}
 
     def figures_of(self, name: str) -> JsonObject:
@@ -106,8 +138,12 @@ class StepRecord:
         return {Path(path).parent.name for path in outputs}
 
     def seconds_of(self, name: str) -> float:
-        """The seconds that a finished step took; 0 if it is not finished."""
-        return float(self._recorded().get(name, {}).get("seconds", 0))
+        """The seconds that a finished step, or the part of a training, took; 0 if there are none."""
+        steps = self._recorded()
+        if name in steps:
+            return float(steps[name].get("seconds", 0))
+        seconds = read_record(self.path.with_name(EARLIER_SECONDS)) or {}
+        return float(seconds.get(name, 0))
 
     def _name_of(self, path: str) -> str:
         """The name of an output in the record, relative to its folder, so that the whole folder can be moved."""
@@ -129,7 +165,7 @@ class StepRecord:
         return changed_file({path: outputs[path] for path in outputs if path not in editable})
 
     def _recorded(self) -> JsonObject:
-        return check_json(read_json(self.path), STEPS, self.path) if self.path.exists() else {}
+        return check_json(read_record(self.path) or {}, STEPS, self.path)
 
     def _plan(self, step: Step, before: str) -> JsonObject:
         inputs = [sha256_of_files(path) for path in step.inputs]
@@ -162,8 +198,9 @@ class StepRecord:
                     _set_aside(output)
             was_interrupted = same and not known.get("done")  # when it began, it invalidated what it had to
             if not evaluates_anew and not was_interrupted:
-                # invalidate later steps, since they used the old result of this step
-                steps = {name: steps[name] for name, *_ in self.rows}
+                # invalidate later steps, since they used the old result of this step; a training is no step
+                current = {name for name, *_ in self.rows}
+                steps = {name: entry for name, entry in steps.items() if name in current or "done" not in entry}
             steps[step.name] = {"signature": plan, "done": False}
             write_json(self.path, steps)
         return complete

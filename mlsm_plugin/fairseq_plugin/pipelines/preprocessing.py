@@ -11,7 +11,7 @@ from mlsm_plugin.core.coding.split_coder import CodingSettings
 from mlsm_plugin.core.files.atomic_files import PathLike
 from mlsm_plugin.core.files.output_lock import only_writer
 from mlsm_plugin.core.files.settings import identity
-from mlsm_plugin.core.files.step_record import Step, StepRecord
+from mlsm_plugin.core.files.step_record import RECORD, Step, StepRecord
 from mlsm_plugin.core.hidden_states.sources import source_of
 from mlsm_plugin.core.sparse_coding.coder import load_coder
 from mlsm_plugin.fairseq_plugin.coding.corpus_coding import Coded, learn_from_split, splits_encoder
@@ -78,7 +78,7 @@ def preprocess(
             coded=coded,
         )
 
-    record = StepRecord(output / "steps.json")
+    record = StepRecord(output / RECORD)
     with only_writer(output):
         for step in steps():
             record.run(step)

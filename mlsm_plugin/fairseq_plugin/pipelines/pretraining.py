@@ -1,16 +1,20 @@
 """Pre-training of the auxiliary masked LM with fairseq's trainer."""
 
 import logging
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 
+import torch
+
 from mlsm_plugin.core.files.atomic_files import PathLike, link_file
 from mlsm_plugin.core.files.model_files import copy_tokenizer
 from mlsm_plugin.core.files.output_lock import only_writer, run_child
-from mlsm_plugin.core.files.planned_folder import PlannedFolder
+from mlsm_plugin.core.files.process_rank import ProcessRank
 from mlsm_plugin.core.files.progress import shown_by_another_process
+from mlsm_plugin.core.files.step_record import RECORD, StepRecord
 from mlsm_plugin.core.hidden_states.settings import BlockSettings
 from mlsm_plugin.core.optimizers.muon import BLOCK_ROWS, UPDATES_IN_BLOCKS
 from mlsm_plugin.fairseq_plugin.compat.checkpoint_contents import parts_of, read_contents
@@ -130,7 +134,7 @@ def pretrain(
     """
     save_dir = Path(save_dir)
     last = save_dir / LAST
-    begin_run(data_bin, save_dir)
+    begin_run(data_bin, save_dir, flags)
     goals = {
         save_dir / f"checkpoint_at_{percentage}_percent.pt": max(1, max_update * percentage // 100)
         for percentage in sorted({*keep_at, 100})
@@ -170,8 +174,22 @@ def _is_model_after(updates: int, checkpoint: Path) -> bool:
         return False
 
 
-def begin_run(data_bin: PathLike, save_dir: Path) -> None:
+def process_of(flags: Sequence[str]) -> ProcessRank:
+    """Rank and world size of this process in a training with these flags, with or without torchrun.
+
+    Without torchrun, fairseq starts a process for each GPU.
+    """
+    values = dict(pairwise(flags))
+    gpus = 1 if "--cpu" in flags else max(1, torch.cuda.device_count())
+    ranks = int(values.get("--distributed-world-size") or os.environ.get("WORLD_SIZE") or gpus)
+    rank = int(values.get("--distributed-rank") or os.environ.get("RANK") or 0)
+    return ProcessRank(rank, ranks)
+
+
+def begin_run(data_bin: PathLike, save_dir: Path, flags: Sequence[str]) -> StepRecord:
     """Make the folder of a run with the record of its data and the tokenizer, and repair its last checkpoint.
+
+    Returns the record, which only the first process of a training with these flags writes.
 
     OSError if a dataset lacks its dictionary or its training split; ValueError if the folder holds a run on other data
     or is damaged, or the datasets have different vocabularies.
@@ -180,15 +198,15 @@ def begin_run(data_bin: PathLike, save_dir: Path) -> None:
     fingerprints = [split_fingerprint(Path(folder, "train")) for folder in folders]
     advice = "Choose another --save-dir; to continue from a checkpoint on other data, pass it with --restore-file"
     content: dict[str, object] = {"train": fingerprints if len(fingerprints) > 1 else fingerprints[0]}
-    before = PlannedFolder(save_dir, content, plan_file="data.json").recorded_plan
     valid = Path(folders[0], "valid")  # it decides which model is the best
-    if valid.with_suffix(".idx").is_file() and (before is None or "valid" in before):
+    if valid.with_suffix(".idx").is_file():
         content["valid"] = split_fingerprint(valid)
-    plan = PlannedFolder(save_dir, content, plan_file="data.json", advice=advice)
+    record = StepRecord(save_dir / RECORD, process_of(flags))
     repair_last(save_dir / LAST)
     with only_writer(save_dir):  # the trainer takes the lock later
-        plan.begin()
+        record.keep_settings("data", content, advice)
         copy_tokenizer(folders[0], save_dir)
+    return record
 
 
 def train_until(

@@ -26,7 +26,7 @@ from mlsm_plugin.fairseq_plugin.pipelines.pretraining import (
     separate_words,
     train_until,
 )
-from mlsm_plugin.fairseq_plugin.pipelines.staged_pretraining import Stage, plan_of, run_stages, stages_of
+from mlsm_plugin.fairseq_plugin.pipelines.staged_pretraining import Stage, keep_stages, run_stages, stages_of
 
 # the settings that decide the first stage, which has no codes
 OF_FIRST_STAGE = ("max_update", "blocks", "stages", "mlm_weight", "atoms", "seed")
@@ -122,8 +122,8 @@ def pretrain_in_stages(
     learning = replace(learning, device=device, fp16=learning.fp16 or in_half_precision(device, flags))
     run = _Run(os.fspath(data_bin), settings, learning, layer, blocks, flags, coded)
     stages = stages_of(save_dir, max_update, settings.stages)
-    begin_run(data_bin, save_dir)
-    plan_of(stages, save_dir, decides, [name for name in decides if name not in OF_FIRST_STAGE]).begin()
+    record = begin_run(data_bin, save_dir, flags)
+    keep_stages(record, stages, decides, OF_FIRST_STAGE)
     flags = [*flags, "--seed", str(learning.seed), *block_flags(blocks)]
 
     def train(stage: Stage) -> None:
@@ -133,7 +133,7 @@ def pretrain_in_stages(
         if stage is not stages[-1] and (early := early_end(save_dir, stage.end, flags)):
             raise ValueError(f"{early}; the next stage begins with the model after update {stage.end}")
 
-    run_stages(stages, save_dir, seed=learning.seed, make_codes=run.make_codes, train=train)
+    run_stages(stages, record, seed=learning.seed, make_codes=run.make_codes, train=train)
     return early_end(save_dir, max_update, flags)
 
 

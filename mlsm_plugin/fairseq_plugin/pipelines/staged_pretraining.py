@@ -8,7 +8,7 @@ itself as auxiliary model.
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
@@ -16,19 +16,15 @@ from pathlib import Path
 
 import torch
 
-from mlsm_plugin.core.files.atomic_files import link_file, read_json, write_json
-from mlsm_plugin.core.files.json_checks import check_json, fields
+from mlsm_plugin.core.files.atomic_files import link_file
 from mlsm_plugin.core.files.output_lock import in_turn
-from mlsm_plugin.core.files.planned_folder import PlannedFolder, differences
+from mlsm_plugin.core.files.step_record import StepRecord
 from mlsm_plugin.fairseq_plugin.compat.checkpoint_contents import read_contents
 from mlsm_plugin.fairseq_plugin.compat.checkpoint_states import WORDS, save_whole, updates_of
 from mlsm_plugin.fairseq_plugin.compat.model_parts import ATOM_PROJECTION
 from mlsm_plugin.fairseq_plugin.compat.resumed_runs import LAST
 
 TEACHER = "model.pt"
-SECONDS = "seconds.json"
-PLAN = "stages.json"
-ADVICE = "Choose another --save-dir"
 INITIAL_DEVIATION = 0.02  # standard deviation, as in BERT's linear layers
 
 
@@ -70,31 +66,20 @@ def stages_of(save_dir: Path, max_update: int, percentages: Sequence[int]) -> li
     ]
 
 
-def plan_of(
-    stages: Sequence[Stage], save_dir: Path, settings: dict[str, object], code_names: Sequence[str]
-) -> PlannedFolder:
-    """The record of the settings that decide the stages of a run; the run cannot continue with other settings.
+def keep_stages(
+    record: StepRecord, stages: Sequence[Stage], settings: dict[str, object], of_first_stage: Collection[str]
+) -> None:
+    """Record the settings that decide the stages of a run; ValueError if the run cannot continue with them.
 
-    A run that has not saved a checkpoint yet may change all settings. A run without a dictionary yet may change the
-    settings of its codes (``code_names``), so a layer that does not exist can be corrected without losing the first
-    stage. Settings that an earlier version did not record are recorded now, if the run can continue with the others.
-    ValueError if the record is damaged.
+    A run that has not saved a checkpoint yet may change all settings. A run without a dictionary yet must keep only
+    those of its first stage, so a layer that does not exist can be corrected without losing this stage.
     """
-    path = save_dir / PLAN
-    folder = PlannedFolder(save_dir, settings, plan_file=PLAN, advice=ADVICE)
-    if updates_of(save_dir / LAST) == 0:
-        folder.forget()
-    elif path.exists():
-        known: dict[str, object] = check_json(read_json(path), fields(), path)
-        if "lambda" in known:  # its name in earlier versions
-            known["lambda_"] = known.pop("lambda")
-        may_change = [] if stages[1].dictionary.exists() else code_names
-        kept = {name: value for name, value in known.items() if name in settings and name not in may_change}
-        shared = {name: folder.plan[name] for name in kept}
-        if differences(kept, shared):  # the run cannot continue, and what is not recorded may be as wrong
-            folder = PlannedFolder(save_dir, shared, plan_file=PLAN, advice=ADVICE)
-        write_json(path, folder.plan | kept)
-    return folder
+    fixed: Collection[str] | None = None
+    if updates_of(record.path.with_name(LAST)) == 0:
+        fixed = ()
+    elif not stages[1].dictionary.exists():
+        fixed = of_first_stage
+    record.keep_settings("stages", settings, "Choose another --save-dir", fixed=fixed)
 
 
 def begin_stage(stage: Stage, save_dir: Path) -> None:
@@ -131,22 +116,18 @@ def restart_head(stage: Stage, save_dir: Path, seed: int) -> None:
 
 
 @contextmanager
-def measured(save_dir: Path, stage: Stage, part: str) -> Iterator[None]:
-    """Add the seconds of the block to its part in ``seconds.json``, even if it fails, since the next run resumes."""
-    path = save_dir / SECONDS
-    name = f"stage {stage.number}: {part}"
+def measured(record: StepRecord, stage: Stage, part: str) -> Iterator[None]:
+    """Record the seconds of the block with those of earlier runs, even if it fails, since the next run resumes."""
     start = time.perf_counter()
     try:
         yield
     finally:
-        seconds = read_json(path) if path.exists() else {}
-        seconds[name] = round(seconds.get(name, 0) + time.perf_counter() - start, 2)
-        write_json(path, seconds)
+        record.add_seconds(f"stage {stage.number}: {part}", time.perf_counter() - start)
 
 
 def run_stages(
     stages: Sequence[Stage],
-    save_dir: Path,
+    record: StepRecord,
     *,
     seed: int,
     make_codes: Callable[[Stage], None],
@@ -156,8 +137,9 @@ def run_stages(
 
     After the first stage with codes, each stage has other codes and therefore a new latent head, initialized at random
     with ``seed``. ``make_codes`` learns the dictionary of a stage and codes with it, and skips finished work; ``train``
-    trains until the end of a stage.
+    trains until the end of a stage. The ``record`` lies in the folder of the run.
     """
+    save_dir = record.path.parent
     for stage in stages:
         if updates_of(save_dir / LAST) >= stage.end:
             continue
@@ -166,9 +148,9 @@ def run_stages(
         print(f"\n{part}: {what}", flush=True)
         if stage.number > 0:
             begin_stage(stage, save_dir)
-            with measured(save_dir, stage, "codes"), in_turn(save_dir):  # the first of several ranks does the work
+            with measured(record, stage, "codes"), in_turn(save_dir):  # the first of several ranks does the work
                 make_codes(stage)
         if stage.number > 1:
             restart_head(stage, save_dir, seed)
-        with measured(save_dir, stage, "training"):
+        with measured(record, stage, "training"):
             train(stage)

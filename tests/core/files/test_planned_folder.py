@@ -103,7 +103,7 @@ def test_folder_with_a_seal_only_is_complete_or_made_anew(tmp_path):
     """A folder such as a dictionary's: ``meta.json`` holds the plan and what came out."""
 
     def folder(**changes):
-        return PlannedFolder(tmp_path, {"atoms": 5, "seed": 1, **changes}, plan_file=None)
+        return PlannedFolder(tmp_path, {"atoms": 5, "seed": 1, **changes}, resumable=False)
 
     (tmp_path / "dictionary.npy").write_bytes(b"half a run")
     assert not folder().is_complete()

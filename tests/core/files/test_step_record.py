@@ -281,6 +281,49 @@ def test_figures_are_recorded_and_a_damaged_record_has_none(tmp_path):
     assert record.settings_of("measure") == {}
 
 
+def test_settings_of_a_training_are_kept(tmp_path):
+    def keep(record, settings, **fixed):
+        record.keep_settings("data", settings, "Choose another folder", **fixed)
+
+    record = StepRecord(tmp_path / "steps.json")
+    keep(record, {"size": (3, 4), "seed": 1})
+    keep(record, {"size": [3, 4], "seed": 1, "rate": None})  # the rate was not recorded before
+    refused = f"{tmp_path} was begun with other settings: rate is None there and 5 now; seed is 1 there and None now. "
+    with pytest.raises(ValueError, match=re.escape(f"{refused}Choose another folder")):
+        keep(record, {"size": [3, 4], "rate": 5})
+    with pytest.raises(ValueError, match="seed is 1 there and 2 now"):
+        keep(record, {"size": 9, "seed": 2}, fixed=["seed"])
+    keep(record, {"size": 9, "seed": 1}, fixed=["seed"])
+    assert StepRecord(record.path).settings_of("data") == {"size": 9, "seed": 1}
+    keep(record, {"seed": 2}, fixed=())
+    assert record.settings_of("data") == {"seed": 2}
+
+
+def test_a_training_in_the_folder_of_a_chain_outlives_its_changes(chain):
+    record = StepRecord(chain.folder / "steps.json")
+    record.keep_settings("run", {"seed": 1}, "")
+    record.add_seconds("stage 1: codes", 2)
+    chain.run()
+    chain.input.write_text("two")
+    assert chain.run() == (["first", "second"], 0)
+    assert record.settings_of("run") == {"seed": 1}
+    assert record.seconds_of("stage 1: codes") == 2
+
+
+def test_what_an_earlier_version_recorded_is_taken_where_there_is_no_entry(tmp_path):
+    record = StepRecord(tmp_path / "steps.json")
+    write_json(tmp_path / "run.json", {"seed": 1})
+    write_json(tmp_path / "tokenizer.json", {"model": {}})  # a file of something else
+    assert record.settings_of("run") == {"seed": 1}
+    assert record.settings_of("tokenizer") == {}
+    with pytest.raises(ValueError, match="seed is 1 there and 2 now"):
+        record.keep_settings("run", {"seed": 2}, "")
+    assert not record.path.exists()
+    record.keep_settings("run", {"seed": 1}, "")
+    write_json(tmp_path / "run.json", {"seed": 2})
+    record.keep_settings("run", {"seed": 1}, "")
+
+
 FIRST = ProcessRank(0, 2)
 SECOND = ProcessRank(1, 2)
 

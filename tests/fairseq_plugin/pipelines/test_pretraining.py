@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,6 +12,8 @@ import torch
 from fairseq import options
 
 import mlsm_plugin  # noqa: F401  (registers)
+from mlsm_plugin.core.files.atomic_files import read_json, write_json
+from mlsm_plugin.core.files.process_rank import ProcessRank
 from mlsm_plugin.fairseq_plugin.compat.checkpoint_states import architecture_of
 from mlsm_plugin.fairseq_plugin.pipelines.pretraining import (
     KEPT_PERCENTAGES,
@@ -23,6 +24,7 @@ from mlsm_plugin.fairseq_plugin.pipelines.pretraining import (
     default_flags,
     early_end,
     pretrain,
+    process_of,
     separate_words,
     updates_of,
 )
@@ -202,13 +204,37 @@ def test_kept_checkpoints_are_of_the_updates_in_their_names(
     assert caplog.messages == [f"{wrong} is not the model after update 6 of 24; delete or rename it"]
 
 
+def more_text(data_bin: Path) -> None:
+    with (data_bin / "valid.bin").open("ab") as file:
+        file.write(b"more")
+
+
 def test_a_run_keeps_the_text_that_its_best_model_is_chosen_on(tiny: TinyData, tmp_path: Path) -> None:
     data, run = shutil.copytree(tiny.data_bin, tmp_path / "data"), tmp_path / "run"
-    begin_run(data, run)
-    with (data / "valid.bin").open("ab") as file:
-        file.write(b"more")
+    settings = begin_run(data, run, []).settings_of("data")
+    more_text(data)
     with pytest.raises(ValueError, match=r"was begun with other settings: valid is .* Choose another --save-dir"):
-        begin_run(data, run)
-    record = json.loads((run / "data.json").read_text())
-    (run / "data.json").write_text(json.dumps({"train": record["train"]}))  # of an older version
-    begin_run(data, run)
+        begin_run(data, run, [])
+    (run / "steps.json").unlink()
+    write_json(run / "data.json", {"train": settings["train"]})  # of a version that did not record it
+    begin_run(data, run, [])
+    more_text(data)
+    with pytest.raises(ValueError, match="valid is "):
+        begin_run(data, run, [])
+
+
+def test_only_the_first_of_several_processes_writes_the_record(tiny: TinyData, tmp_path: Path) -> None:
+    for rank in ("1", "0"):
+        begin_run(tiny.data_bin, tmp_path, ["--distributed-world-size", "2", "--distributed-rank", rank])
+        assert (tmp_path / "steps.json").exists() == (rank == "0")
+    assert list(read_json(tmp_path / "steps.json")) == ["data"]
+
+
+def test_the_ranks_are_those_of_the_flags_of_torchrun_or_of_fairseq(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    assert process_of(["--cpu"]) == ProcessRank(0, 1)
+    assert process_of(["--distributed-world-size", "4", "--distributed-rank", "3"]) == ProcessRank(3, 4)
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert process_of([]) == ProcessRank(1, 2)

@@ -13,18 +13,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlsm_plugin.core.files.atomic_files import read_json, write_json
+from mlsm_plugin.core.files.process_rank import ProcessRank
+from mlsm_plugin.core.files.step_record import StepRecord
 from mlsm_plugin.fairseq_plugin.compat.checkpoint_contents import read_contents
 from mlsm_plugin.fairseq_plugin.compat.checkpoint_states import save_whole, updates_of
 from mlsm_plugin.fairseq_plugin.compat.model_parts import ATOM_PROJECTION
 from mlsm_plugin.fairseq_plugin.compat.resumed_runs import LAST
 from mlsm_plugin.fairseq_plugin.pipelines import staged_pretraining
 from mlsm_plugin.fairseq_plugin.pipelines.staged_pretraining import (
-    PLAN,
-    SECONDS,
     Stage,
     begin_stage,
+    keep_stages,
     measured,
-    plan_of,
     restart_head,
     run_stages,
     stages_of,
@@ -63,6 +63,10 @@ def test_stages_that_make_no_sense_are_refused(percentages: list[int], problem: 
         stages_of(Path("run"), 1000, percentages)
 
 
+def record_of(save_dir: Path) -> StepRecord:
+    return StepRecord(save_dir / "steps.json")
+
+
 def write_checkpoint(path: Path, updates: int) -> None:
     """A checkpoint without weights."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -84,16 +88,16 @@ def recording(save_dir: Path, done: list[str], *, fails: str = "") -> dict[str, 
 
 def test_every_stage_codes_the_model_at_its_beginning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     stages, done = stages_of(tmp_path, 100, [20, 60]), []  # type: ignore[var-annotated]
-    run_stages(stages, tmp_path, seed=1, **recording(tmp_path, done))
+    run_stages(stages, record_of(tmp_path), seed=1, **recording(tmp_path, done))
     assert done == ["train 0", "codes 1", "train 1", "codes 2", "train 2"]
     assert [updates_of(stage.teacher) for stage in stages[1:]] == [20, 60]
     assert updates_of(tmp_path / LAST) == 100
     printed = capsys.readouterr().out
     assert "stage 2 of 3, updates 21 to 60: masked LM and the codes of the model as it is now" in printed
-    assert list(read_json(tmp_path / "seconds.json")) == [
+    assert list(read_json(tmp_path / "steps.json")) == [
         *("stage 0: training", "stage 1: codes", "stage 1: training", "stage 2: codes", "stage 2: training")
     ]
-    run_stages(stages, tmp_path, seed=1, **recording(tmp_path, done))
+    run_stages(stages, record_of(tmp_path), seed=1, **recording(tmp_path, done))
     assert len(done) == 5
 
 
@@ -101,9 +105,9 @@ def test_every_stage_codes_the_model_at_its_beginning(tmp_path: Path, capsys: py
 def test_a_run_that_stopped_resumes_where_it_was(tmp_path: Path, stopped: str) -> None:
     stages, done = stages_of(tmp_path, 100, [20, 60]), []  # type: ignore[var-annotated]
     with pytest.raises(ValueError, match="killed"):
-        run_stages(stages, tmp_path, seed=1, **recording(tmp_path, done, fails=stopped))
+        run_stages(stages, record_of(tmp_path), seed=1, **recording(tmp_path, done, fails=stopped))
     begun = done.index(stopped)
-    run_stages(stages, tmp_path, seed=1, **recording(tmp_path, done))
+    run_stages(stages, record_of(tmp_path), seed=1, **recording(tmp_path, done))
     again = [stopped] if stopped[:5] == "codes" or stopped == "train 0" else [f"codes {stopped[-1]}", stopped]
     whole = ["train 0", "codes 1", "train 1", "codes 2", "train 2"]
     assert done == [*whole[: begun + 1], *again, *whole[begun + 1 :]]
@@ -121,7 +125,7 @@ def test_other_settings_are_refused_once_a_checkpoint_is_there(tmp_path: Path) -
     stages = stages_of(tmp_path, 100, [20])
 
     def begin(**settings: object) -> None:
-        plan_of(stages, tmp_path, settings, [name for name in settings if name != "stages"]).begin()
+        keep_stages(record_of(tmp_path), stages, settings, ["stages"])
 
     begin(stages=[20], layer=1)
     begin(stages=[30], layer=1)  # a mistyped flag that nothing was trained with
@@ -141,13 +145,13 @@ def earlier(tmp_path: Path) -> Path:
     """A run with a dictionary, whose record an earlier version wrote."""
     write_checkpoint(tmp_path / LAST, 20)
     stages_of(tmp_path, 100, [20])[1].dictionary.mkdir(parents=True)
-    write_json(tmp_path / PLAN, {"stages": [20], "lambda": 0.05})
+    write_json(tmp_path / "stages.json", {"stages": [20], "lambda": 0.05})
     return tmp_path
 
 
 def begin_with(run: Path, **changed: object) -> dict[str, object]:
     settings: dict[str, object] = {"stages": [20], "lambda_": 0.05, "batch_size": 400, **changed}
-    plan_of(stages_of(run, 100, [20]), run, settings, ["lambda_", "batch_size"]).begin()
+    keep_stages(record_of(run), stages_of(run, 100, [20]), settings, ["stages"])
     return settings
 
 
@@ -162,8 +166,9 @@ def test_a_record_of_an_earlier_version_is_completed(earlier: Path) -> None:
 def test_a_refused_run_does_not_complete_the_record(earlier: Path) -> None:
     with pytest.raises(ValueError, match=r"other settings: lambda_ is 0\.05 there and 0\.1 now\. Choose"):
         begin_with(earlier, lambda_=0.1, batch_size=100)
+    assert not record_of(earlier).path.exists()
     settings = begin_with(earlier)
-    assert read_json(earlier / PLAN) == settings
+    assert record_of(earlier).settings_of("stages") == settings
 
 
 def test_a_new_head_leaves_everything_else_as_it_is(tiny: TinyData, tmp_path: Path) -> None:
@@ -187,12 +192,19 @@ def test_a_new_head_leaves_everything_else_as_it_is(tiny: TinyData, tmp_path: Pa
 
 
 def test_seconds_of_a_part_are_those_of_all_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    stage, path = Stage(1, 0, 5, tmp_path), tmp_path / SECONDS
+    stage = Stage(1, 0, 5, tmp_path)
     clock = iter([0, 100, 200, 230, 300, 300.5])  # a run that is stopped, one that goes on, and one with nothing to do
     monkeypatch.setattr(staged_pretraining, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
-    with pytest.raises(KeyboardInterrupt), measured(tmp_path, stage, "codes"):
+    write_json(tmp_path / "seconds.json", {"stage 1: codes": 1000})  # of an earlier version
+    with pytest.raises(KeyboardInterrupt), measured(record_of(tmp_path), stage, "codes"):
         raise KeyboardInterrupt
-    for seconds in (130, 130.5):
-        with measured(tmp_path, stage, "codes"):
+    for seconds in (1130, 1130.5):
+        with measured(record_of(tmp_path), stage, "codes"):
             pass
-        assert read_json(path) == {"stage 1: codes": seconds}
+        assert record_of(tmp_path).seconds_of("stage 1: codes") == seconds
+
+
+def test_seconds_of_several_processes_are_those_of_the_first(tmp_path: Path) -> None:
+    with measured(StepRecord(tmp_path / "steps.json", ProcessRank(1, 2)), Stage(1, 0, 5, tmp_path), "codes"):
+        pass
+    assert not list(tmp_path.iterdir())
