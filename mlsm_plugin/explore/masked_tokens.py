@@ -1,13 +1,32 @@
 """The tokens that a Hugging Face masked LM predicts for the masks in a text."""
 
+import threading
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from mlsm_plugin.core.hidden_states.changed_states import changed_library_states
 from mlsm_plugin.core.hidden_states.hf_encoder import load_masked_lm
 from mlsm_plugin.core.text.hf_tokenizer import HuggingFaceTokenizer
 from mlsm_plugin.huggingface.pretraining_model import head_of
+
+
+@dataclass(frozen=True)
+class Steering:
+    """A direction ``(dim,)`` of unit length, to be added to the hidden states of a layer.
+
+    It becomes ``strength`` times as long as the hidden state that it is added to.
+    """
+
+    layer: int
+    direction: Tensor
+    strength: float
+
+    def steered(self, hidden: Tensor) -> Tensor:
+        """Hidden states ``(..., dim)`` with the direction added."""
+        return hidden + self.strength * hidden.norm(dim=-1, keepdim=True) * self.direction.to(hidden.device)
 
 
 class MaskedTokens:
@@ -20,6 +39,7 @@ class MaskedTokens:
         model.to(device)
         self._tokenizer = tokenizer
         self._device = device
+        self._running = threading.RLock()  # steering changes the model for all threads
 
     @torch.no_grad()
     def predicted(self, ids: list[int], count: int) -> list[list[tuple[str, float]]]:
@@ -31,9 +51,24 @@ class MaskedTokens:
         is_mask = surrounded.eq(self._mask_id)
         if not is_mask.any():
             return []
-        hidden = self._encoder(input_ids=surrounded[None].to(self._device))[0][0][is_mask.to(self._device)]
+        with self._running:
+            output = self._encoder(input_ids=surrounded[None].to(self._device), return_dict=True)
+        hidden = output[0][0][is_mask.to(self._device)]
         probabilities = self._head.project(self._head.transform(hidden)).float().softmax(dim=1).cpu()
         return [self._likeliest(row, count) for row in probabilities]
+
+    def steered(self, ids: list[int], count: int, steering: Steering) -> list[list[tuple[str, float]]]:
+        """As :meth:`predicted`, with the hidden states of all these ``ids`` steered, those of masks, too."""
+        before = len(self._tokenizer.before)
+        of_text = slice(before, before + len(ids))
+
+        def change(hidden: Tensor) -> Tensor:
+            changed = hidden.clone()
+            changed[:, of_text] = steering.steered(hidden[:, of_text])
+            return changed
+
+        with self._running, changed_library_states(self._encoder, steering.layer, change):
+            return self.predicted(ids, count)
 
     @property
     def _mask_id(self) -> int:
