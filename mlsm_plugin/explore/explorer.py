@@ -16,7 +16,7 @@ from mlsm_plugin.core.hidden_states.devices import Device
 from mlsm_plugin.core.sparse_coding.atom_names import read_names
 from mlsm_plugin.core.text.hf_tokenizer import Offsets
 from mlsm_plugin.core.text.text_files import check_text
-from mlsm_plugin.explore.masked_tokens import MaskedTokens, Steering
+from mlsm_plugin.explore.masked_tokens import MaskedTokens
 from mlsm_plugin.explore.phrases import Phrases
 from mlsm_plugin.explore.property_names import labels_of_adaptation, labels_of_text
 from mlsm_plugin.huggingface.adaptation import MODEL
@@ -53,12 +53,12 @@ class ReadToken:
 
 
 @dataclass(frozen=True)
-class Steered:
+class SteeredPredictions:
     """What is predicted for the masks of a text while a property is raised or lowered."""
 
     atom: int
     name: str
-    predicted: tuple[tuple[tuple[str, float], ...], ...]  # for each mask: tokens with their probabilities
+    of_masks: tuple[tuple[tuple[str, float], ...], ...]  # for each mask: tokens with their probabilities
 
 
 class Explorer:
@@ -107,10 +107,10 @@ class Explorer:
         """The name of a property."""
         return self._names.get(atom) or f"property {atom}"
 
-    def atom_of(self, wanted: str) -> int:
-        """The property with this number, this name, or this part of a name; ValueError unless there is exactly one."""
-        check_text(wanted, "the property")
-        query = wanted.strip().casefold()
+    def atom_of(self, query: str) -> int:
+        """The property with this number, name or part of a name; ValueError unless there is exactly one."""
+        check_text(query, "the property")
+        query = query.strip().casefold()
         if not query:
             raise ValueError("no property was named; write its number, or a part of its name")
         atoms = range(self.coder.num_atoms)
@@ -145,25 +145,27 @@ class Explorer:
             dataclasses.replace(token, predicted=tuple(next(predicted))) if token.is_mask else token for token in tokens
         ]
 
-    def steered(self, text: str, wanted: str, strength: float, *, predictions: int = 8) -> Steered:
+    def steered(self, text: str, query: str, strength: float, *, predictions: int = 8) -> SteeredPredictions:
         """The predictions for the masks of a text while a property is raised, or lowered with a negative ``strength``.
 
-        The direction of the property, ``strength`` times as long as the hidden state that it is added to, is added to
-        the hidden state of each token of the text, masks too, in the layer of the dictionary.
+        The direction of the property is added to the hidden state of each token of the text, masks too, in the layer of
+        the dictionary. What is added is ``strength`` times as long as the hidden state.
 
-        ValueError as for :meth:`read` and :meth:`atom_of`, or if the model cannot be steered, or the strength is not
-        from -2 to 2.
+        ``query`` is as for :meth:`atom_of`. ValueError as there and for :meth:`read`, or if the model cannot be
+        steered, or the strength is not from -2 to 2.
         """
         if self._masked_tokens is None or self.coder.directions is None or self.coder.layer is None:
             raise ValueError("steering needs a dictionary with directions, and a model with a masked-LM head")
         if not abs(strength) <= MOST_STRENGTH:  # also if it is not a number
             raise ValueError(f"the strength must be from -{MOST_STRENGTH} to {MOST_STRENGTH}, got {strength}")
-        atom = self.atom_of(wanted)
+        atom = self.atom_of(query)
         ids, _ = self._encoded(self._checked(text))
         self.coder.check_fits(ids)
         direction = torch.nn.functional.normalize(torch.tensor(self.coder.directions[atom]), dim=0)
-        predicted = self._masked_tokens.steered(ids, predictions, Steering(self.coder.layer, direction, strength))
-        return Steered(atom, self.name_of(atom), tuple(tuple(tokens) for tokens in predicted))
+        of_masks = self._masked_tokens.steered(
+            ids, predictions, layer=self.coder.layer, direction=direction, strength=strength
+        )
+        return SteeredPredictions(atom, self.name_of(atom), tuple(map(tuple, of_masks)))
 
     def search(self, text: str, *, mode: str = "both", count: int = 5) -> list[Hit]:
         """The best documents for a text without its masks; the reasons use the names of this explorer.

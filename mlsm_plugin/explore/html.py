@@ -5,7 +5,7 @@ from html import escape
 from importlib import resources
 from typing import TYPE_CHECKING
 
-from mlsm_plugin.explore.explorer import Property, ReadToken, Steered
+from mlsm_plugin.explore.explorer import Property, ReadToken, SteeredPredictions
 from mlsm_plugin.search.index import Hit, Reason
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def tokens_html(tokens: Sequence[ReadToken]) -> str:
     return f'<ol class="mlsm-tokens">{rows}</ol>{note}'
 
 
-def masks_html(tokens: Sequence[ReadToken], *, predicts_tokens: bool, steered: Steered | None = None) -> str:
+def masks_html(tokens: Sequence[ReadToken], *, predicts_tokens: bool, steered: SteeredPredictions | None = None) -> str:
     """What is predicted for each mask, and beside it what is predicted when steered; a hint if the text has none."""
     masks = [token for token in tokens if token.is_mask]
     if not masks:
@@ -53,7 +53,7 @@ def masks_html(tokens: Sequence[ReadToken], *, predicts_tokens: bool, steered: S
         heading = f"<h4>Mask {number}</h4>" if len(masks) > 1 else ""
         tokens_part = _predicted("Tokens", mask.predicted)
         if steered is not None:
-            tokens_part += _predicted(f"Tokens, steered by {steered.name}", steered.predicted[number - 1])
+            tokens_part += _predicted(f"Tokens, steered by {steered.name}", steered.of_masks[number - 1])
         if not predicts_tokens:
             tokens_part = note_html("This model has no masked-LM head, so it predicts no tokens.")
         properties = f"<div><h5>Properties</h5>{_properties(mask.properties)}</div>"

@@ -1,7 +1,6 @@
 """The tokens that a Hugging Face masked LM predicts for the masks in a text."""
 
 import threading
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -11,22 +10,6 @@ from mlsm_plugin.core.hidden_states.changed_states import changed_library_states
 from mlsm_plugin.core.hidden_states.hf_encoder import load_masked_lm
 from mlsm_plugin.core.text.hf_tokenizer import HuggingFaceTokenizer
 from mlsm_plugin.huggingface.pretraining_model import head_of
-
-
-@dataclass(frozen=True)
-class Steering:
-    """A direction ``(dim,)`` of unit length, to be added to the hidden states of a layer.
-
-    It becomes ``strength`` times as long as the hidden state that it is added to.
-    """
-
-    layer: int
-    direction: Tensor
-    strength: float
-
-    def steered(self, hidden: Tensor) -> Tensor:
-        """Hidden states ``(..., dim)`` with the direction added."""
-        return hidden + self.strength * hidden.norm(dim=-1, keepdim=True) * self.direction.to(hidden.device)
 
 
 class MaskedTokens:
@@ -57,17 +40,23 @@ class MaskedTokens:
         probabilities = self._head.project(self._head.transform(hidden)).float().softmax(dim=1).cpu()
         return [self._likeliest(row, count) for row in probabilities]
 
-    def steered(self, ids: list[int], count: int, steering: Steering) -> list[list[tuple[str, float]]]:
-        """As :meth:`predicted`, with the hidden states of all these ``ids`` steered, those of masks, too."""
+    def steered(
+        self, ids: list[int], count: int, *, layer: int, direction: Tensor, strength: float
+    ) -> list[list[tuple[str, float]]]:
+        """As :meth:`predicted`, with a direction added to hidden state ``layer`` of each of these ``ids``, masks too.
+
+        ``direction`` ``(dim,)`` has unit length; what is added is ``strength`` times as long as the hidden state.
+        """
         before = len(self._tokenizer.before)
-        of_text = slice(before, before + len(ids))
+        direction = direction.to(self._device)
 
         def change(hidden: Tensor) -> Tensor:
             changed = hidden.clone()
-            changed[:, of_text] = steering.steered(hidden[:, of_text])
+            of_text = changed[:, before : before + len(ids)]
+            of_text += strength * of_text.norm(dim=-1, keepdim=True) * direction
             return changed
 
-        with self._running, changed_library_states(self._encoder, steering.layer, change):
+        with self._running, changed_library_states(self._encoder, layer, change):
             return self.predicted(ids, count)
 
     @property

@@ -29,10 +29,10 @@ def import_gradio() -> "ModuleType":
     return gradio
 
 
-def answer(explorer: Explorer, text: str, wanted: str = "", strength: float = 0.0) -> tuple[str, str]:
+def answer(explorer: Explorer, text: str, query: str = "", strength: float = 0.0) -> tuple[str, str]:
     """The tokens of a text and the predictions for its masks, as HTML; a problem with the text replaces the tokens.
 
-    With ``wanted`` not blank, the predictions are also steered, as in :meth:`.Explorer.steered`.
+    With ``query`` not blank, the predictions are also steered, as in :meth:`.Explorer.steered`.
     """
     try:
         tokens = explorer.read(text)
@@ -42,9 +42,9 @@ def answer(explorer: Explorer, text: str, wanted: str = "", strength: float = 0.
         return html.tokens_html(tokens), ""
     steered = None
     problem = ""
-    if wanted.strip():
+    if query.strip():
         try:
-            steered = explorer.steered(text, wanted, strength)
+            steered = explorer.steered(text, query, strength)
         except ValueError as error:
             problem = html.problem_html(str(error))
     masks = html.masks_html(tokens, predicts_tokens=explorer.predicts_tokens, steered=steered)
@@ -96,7 +96,7 @@ def make_page(explorer: Explorer) -> "Blocks":
         events = [button.click, text.submit, page.load]
         gradio.Markdown("### Masks", visible=explorer.has_mask)
         with gradio.Row(visible=explorer.can_steer):
-            wanted = gradio.Textbox(
+            query = gradio.Textbox(
                 label="Raise a property", placeholder="number, or a part of the name", elem_id="property"
             )
             strength = gradio.Slider(
@@ -106,10 +106,10 @@ def make_page(explorer: Explorer) -> "Blocks":
         masks = gradio.HTML(elem_id="masks")
         gradio.Markdown("### Tokens and their properties")
         tokens = gradio.HTML(elem_id="tokens")
-        for event in (*events, wanted.submit, strength.release):
+        for event in (*events, query.submit, strength.release):
             event(
-                lambda typed, name, value: answer(explorer, typed, name, value),
-                [text, wanted, strength],
+                lambda typed, searched, value: answer(explorer, typed, searched, value),
+                [text, query, strength],
                 [tokens, masks],
                 api_visibility="private",
             )

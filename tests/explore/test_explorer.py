@@ -71,8 +71,8 @@ def test_steering_is_the_librarys_model_with_a_changed_layer(
     with torch.no_grad():
         logits = model(**inputs).logits[inputs["input_ids"] == tokenizer.mask_token_id]
     steered = explorer.steered("the <mask> of a <mask> is returned", "7", strength, predictions=3)
-    assert (steered.atom, steered.name, len(steered.predicted)) == (7, explorer.name_of(7), 2)
-    for tokens, row in zip(steered.predicted, logits.softmax(dim=1), strict=True):
+    assert (steered.atom, steered.name, len(steered.of_masks)) == (7, explorer.name_of(7), 2)
+    for tokens, row in zip(steered.of_masks, logits.softmax(dim=1), strict=True):
         assert len(tokens) == 3
         for word, probability in tokens:
             assert probability == pytest.approx(float(row[tokenizer.convert_tokens_to_ids(word)]), rel=1e-4)
@@ -80,10 +80,10 @@ def test_steering_is_the_librarys_model_with_a_changed_layer(
 
 def test_a_strength_of_0_changes_nothing(explorer: Explorer) -> None:
     masks = [token.predicted for token in explorer.read("the <mask> of a [MASK]") if token.is_mask]
-    assert list(explorer.steered("the <mask> of a [MASK]", "7", 0).predicted) == masks
-    assert list(explorer.steered("the <mask> of a [MASK]", "7", 1).predicted) != masks
+    assert list(explorer.steered("the <mask> of a [MASK]", "7", 0).of_masks) == masks
+    assert list(explorer.steered("the <mask> of a [MASK]", "7", 1).of_masks) != masks
     assert [token.predicted for token in explorer.read("the <mask> of a [MASK]") if token.is_mask] == masks
-    assert explorer.steered("the name", "7", 1).predicted == ()
+    assert explorer.steered("the name", "7", 1).of_masks == ()
 
 
 def test_a_property_is_found_by_its_number_or_a_part_of_its_name(folders: Folders, tmp_path: Path) -> None:
@@ -91,9 +91,9 @@ def test_a_property_is_found_by_its_number_or_a_part_of_its_name(folders: Folder
     (tmp_path / "names.json").write_text(json.dumps(dict(enumerate(names))))
     model, dictionary, _ = folders
     explorer = open_explorer(model, dictionary=dictionary, names=tmp_path / "names.json")
-    for wanted, atom in (("3", 3), (" snow ", 1), ("rain", 4), ("N, s", 0), ("B>", 8), ("property 20", 20)):
-        assert explorer.atom_of(wanted) == atom
-    for wanted, message in (
+    for query, atom in (("3", 3), (" snow ", 1), ("rain", 4), ("N, s", 0), ("B>", 8), ("property 20", 20)):
+        assert explorer.atom_of(query) == atom
+    for query, message in (
         ("rai", r'5 properties have "rai" in their names; write a number: 0 \(rain, snow\); 4 \(RAIN\); .*rail\)$'),
         ("rail", r'2 properties have "rail" in their names; write a number: 6 \(rail\); 7 \(rail\)$'),
         ("property", r"31 properties .*; 13 \(property 13\), \.\.\.$"),
@@ -102,7 +102,7 @@ def test_a_property_is_found_by_its_number_or_a_part_of_its_name(folders: Folder
         ("\ud800", "the property is not Unicode text"),
     ):
         with pytest.raises(ValueError, match=message):
-            explorer.atom_of(wanted)
+            explorer.atom_of(query)
 
 
 def test_what_cannot_be_steered_is_one_line(explorer: Explorer, folders: Folders) -> None:
