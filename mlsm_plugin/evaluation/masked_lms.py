@@ -1,16 +1,15 @@
 """Masked LMs of fairseq and Hugging Face, in which the hidden states of a layer can be replaced."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 from fairseq.data import Dictionary
-from torch import Tensor, nn
+from torch import Tensor
 
 from mlsm_plugin.core.files.atomic_files import PathLike
 from mlsm_plugin.core.files.hf_files import hf_folder
+from mlsm_plugin.core.hidden_states.changed_states import Change, changed_library_states, in_float32
 from mlsm_plugin.core.hidden_states.devices import Device, default_device, half_products, placed
 from mlsm_plugin.core.hidden_states.hf_encoder import HuggingFaceEncoder, half_of, load_masked_lm, supported_config
 from mlsm_plugin.core.hidden_states.sources import source_of
@@ -19,8 +18,6 @@ from mlsm_plugin.fairseq_plugin.coding.fairseq_encoder import FairseqEncoder, lo
 from mlsm_plugin.fairseq_plugin.compat.model_parts import changed_hidden_states
 from mlsm_plugin.fairseq_plugin.compat.training_options import why_untrained
 from mlsm_plugin.fairseq_plugin.data.token_blocks import load_dictionary
-
-Change = Callable[[Tensor], Tensor]
 
 
 class NoMaskedLmError(ValueError):
@@ -78,7 +75,7 @@ class FairseqMaskedLm(MaskedLm):
         self.to(default_device(device))
 
     def changed(self, layer: int, change: Change) -> Any:
-        return changed_hidden_states(self._model, layer, _in_float32(change))
+        return changed_hidden_states(self._model, layer, in_float32(change))
 
     def logits(self, tokens: Tensor, masked: Tensor) -> Tensor:
         with half_products(self.device, half=self._half):
@@ -108,29 +105,8 @@ class HuggingFaceMaskedLm(MaskedLm):
         super().to(device)
         self._ids = self._ids.to(self.device)
 
-    @contextmanager
-    def changed(self, layer: int, change: Change) -> Iterator[None]:
-        encoder = self._model.base_model
-        in_float32 = _in_float32(change)
-
-        def before_layer(_module: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-            return (in_float32(arguments[0]), *arguments[1:])
-
-        def after_encoder(_module: nn.Module, _arguments: Any, output: Any) -> Any:
-            fields = {**output, "last_hidden_state": in_float32(output[0])}
-            return type(output)(**fields)
-
-        layers = layers_of_library(encoder)
-        if layer == len(layers):
-            hook = encoder.register_forward_hook(after_encoder)
-        elif layer == 0 and getattr(getattr(encoder, "encoder", None), "conv", None) is not None:
-            hook = encoder.encoder.register_forward_pre_hook(before_layer)  # DeBERTa-v2's convolution also reads it
-        else:
-            hook = layers[layer].register_forward_pre_hook(before_layer)
-        try:
-            yield
-        finally:
-            hook.remove()
+    def changed(self, layer: int, change: Change) -> Any:
+        return changed_library_states(self._model.base_model, layer, change)
 
     def logits(self, tokens: Tensor, masked: Tensor) -> Tensor:
         attended = tokens.ne(self.dictionary.pad()).long()
@@ -153,18 +129,3 @@ def open_masked_lm(name: PathLike, data_bin: PathLike, *, device: Device = None,
     if source not in kinds:
         raise NoMaskedLmError(f"{source.__name__} gives hidden states only, not the predictions of a masked LM")
     return kinds[source](name, data_bin, device=device, fp16=fp16)
-
-
-def layers_of_library(encoder: Any) -> Any:
-    """The layers of a Hugging Face model; the first argument of each layer is the hidden states."""
-    for place in ("encoder.layer", "transformer.layer", "layers"):
-        module = encoder
-        for part in place.split("."):
-            module = getattr(module, part, None)
-        if isinstance(module, nn.ModuleList):
-            return module
-    raise ValueError(f"the layers of {type(encoder).__name__} were not found in this version of transformers")
-
-
-def _in_float32(change: Change) -> Change:
-    return lambda hidden: change(hidden.float()).to(hidden.dtype)

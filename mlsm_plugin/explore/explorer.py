@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import scipy.sparse as sp
+import torch
 
 from mlsm_plugin.core.files.atomic_files import PathLike
 from mlsm_plugin.core.files.hf_files import hf_folder
 from mlsm_plugin.core.hidden_states.devices import Device
 from mlsm_plugin.core.sparse_coding.atom_names import read_names
+from mlsm_plugin.core.text.hf_tokenizer import Offsets
 from mlsm_plugin.core.text.text_files import check_text
 from mlsm_plugin.explore.masked_tokens import MaskedTokens
 from mlsm_plugin.explore.phrases import Phrases
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
 
 MASK = "<mask>"
 MOST_CHARACTERS = 5000  # in a text
+MOST_STRENGTH = 2  # of steering, up or down
+SHOWN_MATCHES = 5  # properties that share a part of their names
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,15 @@ class ReadToken:
     properties: tuple[Property, ...]
     is_mask: bool
     predicted: tuple[tuple[str, float], ...] = ()  # for a mask: tokens with their probabilities
+
+
+@dataclass(frozen=True)
+class SteeredPredictions:
+    """What is predicted for the masks of a text while a property is raised or lowered."""
+
+    atom: int
+    name: str
+    of_masks: tuple[tuple[tuple[str, float], ...], ...]  # for each mask: tokens with their probabilities
 
 
 class Explorer:
@@ -85,9 +98,33 @@ class Explorer:
         """Whether tokens are predicted for masks."""
         return self._masked_tokens is not None
 
+    @property
+    def can_steer(self) -> bool:
+        """Whether tokens are predicted for masks, and the properties are directions in the hidden states of a layer."""
+        return self._masked_tokens is not None and self.coder.directions is not None
+
     def name_of(self, atom: int) -> str:
         """The name of a property."""
         return self._names.get(atom) or f"property {atom}"
+
+    def atom_of(self, query: str) -> int:
+        """The property with this number, name or part of a name; ValueError unless there is exactly one."""
+        check_text(query, "the property")
+        query = query.strip().casefold()
+        if not query:
+            raise ValueError("no property was named; write its number, or a part of its name")
+        atoms = range(self.coder.num_atoms)
+        if query in map(str, atoms):
+            return int(query)
+        names = [self.name_of(atom).casefold() for atom in atoms]
+        matches = [atom for atom in atoms if names[atom] == query] or [atom for atom in atoms if query in names[atom]]
+        if not matches:
+            raise ValueError(f'no property has "{query}" in its name; the numbers are 0 to {len(atoms) - 1}')
+        if len(matches) > 1:
+            some = "; ".join(f"{atom} ({self.name_of(atom)})" for atom in matches[:SHOWN_MATCHES])
+            more = ", ..." if len(matches) > SHOWN_MATCHES else ""
+            raise ValueError(f'{len(matches):,} properties have "{query}" in their names; write a number: {some}{more}')
+        return matches[0]
 
     def read(self, text: str, *, properties: int = 5, predictions: int = 8) -> list[ReadToken]:
         """The tokens of a text; in it, ``<mask>`` or the tokenizer's own mask stands for a masked token.
@@ -95,13 +132,7 @@ class Explorer:
         ValueError if the text is empty, too long or not text, or the tokenizer finds no token in it.
         """
         text = self._checked(text)
-        tokenizer = self.coder.tokenizer
-        if self.has_mask:
-            ids, offsets = tokenizer.encoded_with_masks(text, MASK)
-        else:
-            ids, offsets = tokenizer.encoded_text(text)
-        if not ids:
-            raise ValueError("the tokenizer of the model finds no token in the text")
+        ids, offsets = self._encoded(text)
         codes = self.coder.codes_of_ids(ids)
         tokens = [
             ReadToken(text[start:stop].strip(), self._strongest(codes[row], properties), self._is_mask(ids[row]))
@@ -113,6 +144,28 @@ class Explorer:
         return [
             dataclasses.replace(token, predicted=tuple(next(predicted))) if token.is_mask else token for token in tokens
         ]
+
+    def steered(self, text: str, query: str, strength: float, *, predictions: int = 8) -> SteeredPredictions:
+        """The predictions for the masks of a text while a property is raised, or lowered with a negative ``strength``.
+
+        The direction of the property is added to the hidden state of each token of the text, masks too, in the layer of
+        the dictionary. What is added is ``strength`` times as long as the hidden state.
+
+        ``query`` is as for :meth:`atom_of`. ValueError as there and for :meth:`read`, or if the model cannot be
+        steered, or the strength is not from -2 to 2.
+        """
+        if self._masked_tokens is None or self.coder.directions is None or self.coder.layer is None:
+            raise ValueError("steering needs a dictionary with directions, and a model with a masked-LM head")
+        if not abs(strength) <= MOST_STRENGTH:  # also if it is not a number
+            raise ValueError(f"the strength must be from -{MOST_STRENGTH} to {MOST_STRENGTH}, got {strength}")
+        atom = self.atom_of(query)
+        ids, _ = self._encoded(self._checked(text))
+        self.coder.check_fits(ids)
+        direction = torch.nn.functional.normalize(torch.tensor(self.coder.directions[atom]), dim=0)
+        of_masks = self._masked_tokens.steered(
+            ids, predictions, layer=self.coder.layer, direction=direction, strength=strength
+        )
+        return SteeredPredictions(atom, self.name_of(atom), tuple(map(tuple, of_masks)))
 
     def search(self, text: str, *, mode: str = "both", count: int = 5) -> list[Hit]:
         """The best documents for a text without its masks; the reasons use the names of this explorer.
@@ -138,6 +191,14 @@ class Explorer:
     def has_masks_in(self, text: str) -> bool:
         """Whether ``<mask>`` or the tokenizer's own mask stands in a text."""
         return MASK in self._with_plain_masks(text)
+
+    def _encoded(self, text: str) -> tuple[list[int], Offsets]:
+        """The ids of a checked text and their character spans; ValueError if there are none."""
+        tokenizer = self.coder.tokenizer
+        ids, offsets = tokenizer.encoded_with_masks(text, MASK) if self.has_mask else tokenizer.encoded_text(text)
+        if not ids:
+            raise ValueError("the tokenizer of the model finds no token in the text")
+        return ids, offsets
 
     def _is_mask(self, number: int) -> bool:
         return self.has_mask and number == self.coder.tokenizer.mask_id

@@ -5,7 +5,7 @@ from html import escape
 from importlib import resources
 from typing import TYPE_CHECKING
 
-from mlsm_plugin.explore.explorer import Property, ReadToken
+from mlsm_plugin.explore.explorer import Property, ReadToken, SteeredPredictions
 from mlsm_plugin.search.index import Hit, Reason
 
 if TYPE_CHECKING:
@@ -43,21 +43,27 @@ def tokens_html(tokens: Sequence[ReadToken]) -> str:
     return f'<ol class="mlsm-tokens">{rows}</ol>{note}'
 
 
-def masks_html(tokens: Sequence[ReadToken], *, predicts_tokens: bool) -> str:
-    """What is predicted for each mask; a hint if the text has none."""
+def masks_html(tokens: Sequence[ReadToken], *, predicts_tokens: bool, steered: SteeredPredictions | None = None) -> str:
+    """What is predicted for each mask, and beside it what is predicted when steered; a hint if the text has none."""
     masks = [token for token in tokens if token.is_mask]
     if not masks:
         return note_html("Write <mask> in the text to see what is predicted there.")
     parts = []
     for number, mask in enumerate(masks, 1):
         heading = f"<h4>Mask {number}</h4>" if len(masks) > 1 else ""
-        predicted = "".join(_bar(text, value) for text, value in mask.predicted)
-        tokens_part = f'<div><h5>Tokens</h5><ul class="mlsm-chips">{predicted}</ul></div>'
+        tokens_part = _predicted("Tokens", mask.predicted)
+        if steered is not None:
+            tokens_part += _predicted(f"Tokens, steered by {steered.name}", steered.of_masks[number - 1])
         if not predicts_tokens:
             tokens_part = note_html("This model has no masked-LM head, so it predicts no tokens.")
         properties = f"<div><h5>Properties</h5>{_properties(mask.properties)}</div>"
         parts.append(f'{heading}<div class="mlsm-mask">{tokens_part}{properties}</div>')
     return "".join(parts)
+
+
+def _predicted(heading: str, tokens: Sequence[tuple[str, float]]) -> str:
+    chips = "".join(_bar(text, value) for text, value in tokens)
+    return f'<div><h5>{escape(heading)}</h5><ul class="mlsm-chips">{chips}</ul></div>'
 
 
 def hits_html(hits: Sequence[Hit]) -> str:

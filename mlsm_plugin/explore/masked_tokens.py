@@ -1,10 +1,12 @@
 """The tokens that a Hugging Face masked LM predicts for the masks in a text."""
 
+import threading
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from mlsm_plugin.core.hidden_states.changed_states import changed_library_states
 from mlsm_plugin.core.hidden_states.hf_encoder import load_masked_lm
 from mlsm_plugin.core.text.hf_tokenizer import HuggingFaceTokenizer
 from mlsm_plugin.huggingface.pretraining_model import head_of
@@ -20,6 +22,7 @@ class MaskedTokens:
         model.to(device)
         self._tokenizer = tokenizer
         self._device = device
+        self._running = threading.RLock()  # steering changes the model for all threads
 
     @torch.no_grad()
     def predicted(self, ids: list[int], count: int) -> list[list[tuple[str, float]]]:
@@ -31,9 +34,30 @@ class MaskedTokens:
         is_mask = surrounded.eq(self._mask_id)
         if not is_mask.any():
             return []
-        hidden = self._encoder(input_ids=surrounded[None].to(self._device))[0][0][is_mask.to(self._device)]
+        with self._running:
+            output = self._encoder(input_ids=surrounded[None].to(self._device), return_dict=True)
+        hidden = output[0][0][is_mask.to(self._device)]
         probabilities = self._head.project(self._head.transform(hidden)).float().softmax(dim=1).cpu()
         return [self._likeliest(row, count) for row in probabilities]
+
+    def steered(
+        self, ids: list[int], count: int, *, layer: int, direction: Tensor, strength: float
+    ) -> list[list[tuple[str, float]]]:
+        """As :meth:`predicted`, with a direction added to hidden state ``layer`` of each of these ``ids``, masks too.
+
+        ``direction`` ``(dim,)`` has unit length; what is added is ``strength`` times as long as the hidden state.
+        """
+        before = len(self._tokenizer.before)
+        direction = direction.to(self._device)
+
+        def change(hidden: Tensor) -> Tensor:
+            changed = hidden.clone()
+            of_text = changed[:, before : before + len(ids)]
+            of_text += strength * of_text.norm(dim=-1, keepdim=True) * direction
+            return changed
+
+        with self._running, changed_library_states(self._encoder, layer, change):
+            return self.predicted(ids, count)
 
     @property
     def _mask_id(self) -> int:

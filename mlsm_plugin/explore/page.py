@@ -4,7 +4,7 @@ import os
 from typing import TYPE_CHECKING
 
 from mlsm_plugin.explore import html
-from mlsm_plugin.explore.explorer import MASK, Explorer
+from mlsm_plugin.explore.explorer import MASK, MOST_STRENGTH, Explorer
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -29,14 +29,34 @@ def import_gradio() -> "ModuleType":
     return gradio
 
 
-def answer(explorer: Explorer, text: str) -> tuple[str, str]:
-    """The tokens of a text and the predictions for its masks, as HTML; a problem with the text replaces the tokens."""
+def answer(explorer: Explorer, text: str, query: str = "", strength: float = 0.0) -> tuple[str, str]:
+    """The tokens of a text and the predictions for its masks, as HTML; a problem with the text replaces the tokens.
+
+    With ``query`` not blank, the predictions are also steered, as in :meth:`.Explorer.steered`.
+    """
     try:
         tokens = explorer.read(text)
     except ValueError as error:
         return html.problem_html(str(error)), ""
-    masks = html.masks_html(tokens, predicts_tokens=explorer.predicts_tokens) if explorer.has_mask else ""
-    return html.tokens_html(tokens), masks
+    if not explorer.has_mask:
+        return html.tokens_html(tokens), ""
+    steered = None
+    problem = ""
+    if query.strip():
+        try:
+            steered = explorer.steered(text, query, strength)
+        except ValueError as error:
+            problem = html.problem_html(str(error))
+    masks = html.masks_html(tokens, predicts_tokens=explorer.predicts_tokens, steered=steered)
+    return html.tokens_html(tokens), problem + masks
+
+
+def how_steered(explorer: Explorer) -> str:
+    """A sentence on what the two controls of steering do."""
+    return (
+        f"This adds the direction of the property to the hidden state of each token, masks too, in layer "
+        f"{explorer.coder.layer}. At strength 1 it is as long as the hidden state; below 0 the property is lowered."
+    )
 
 
 def phrases(explorer: Explorer, text: str) -> str:
@@ -75,11 +95,24 @@ def make_page(explorer: Explorer) -> "Blocks":
         button = gradio.Button("Show", variant="primary", elem_id="show")
         events = [button.click, text.submit, page.load]
         gradio.Markdown("### Masks", visible=explorer.has_mask)
+        with gradio.Row(visible=explorer.can_steer):
+            query = gradio.Textbox(
+                label="Raise a property", placeholder="number, or a part of the name", elem_id="property"
+            )
+            strength = gradio.Slider(
+                -MOST_STRENGTH, MOST_STRENGTH, value=0.5, step=0.05, label="Strength", elem_id="strength"
+            )
+        gradio.HTML(html.note_html(how_steered(explorer)), visible=explorer.can_steer)
         masks = gradio.HTML(elem_id="masks")
         gradio.Markdown("### Tokens and their properties")
         tokens = gradio.HTML(elem_id="tokens")
-        for event in events:
-            event(lambda typed: answer(explorer, typed), text, [tokens, masks], api_visibility="private")
+        for event in (*events, query.submit, strength.release):
+            event(
+                lambda typed, searched, value: answer(explorer, typed, searched, value),
+                [text, query, strength],
+                [tokens, masks],
+                api_visibility="private",
+            )
         if explorer.phrases is not None:
             gradio.Markdown("### Phrases for the masks")
             filled = gradio.HTML(elem_id="phrases")

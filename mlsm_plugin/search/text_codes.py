@@ -68,7 +68,8 @@ class TextCoder(ABC):
     """Codes texts; a text with more tokens than the model has positions is read in several parts.
 
     ``origin`` names the model and the dictionary of the codes; ``fingerprint`` is the SHA-256 of both and of the
-    tokenizer.
+    tokenizer. ``layer`` is the layer that is coded, and ``directions``, ``(n_atoms, dim)``, are those of the atoms in
+    its hidden states; both are None if the model itself predicts the codes.
     """
 
     num_atoms: int
@@ -77,6 +78,8 @@ class TextCoder(ABC):
     device: torch.device
     origin: dict[str, str | int | None]
     fingerprint: str
+    layer: int | None = None
+    directions: np.ndarray | None = None
 
     @abstractmethod
     def _codes(self, tokens: Tensor, chosen: Tensor) -> sp.csr_matrix:
@@ -112,12 +115,16 @@ class TextCoder(ABC):
 
     def codes_of_ids(self, ids: Sequence[int]) -> sp.csr_matrix:
         """Codes ``(n, n_atoms)`` of a text of n ids; ValueError if the model cannot read that many at once."""
-        room = self.positions - len(self.tokenizer.surrounded([]))
-        if len(ids) > room:
-            raise ValueError(f"the text has {len(ids):,} tokens, and the model reads at most {room:,} at once")
+        self.check_fits(ids)
         if not ids:
             return sp.csr_matrix((0, self.num_atoms), dtype=np.float32)
         return self._codes_of_batch([list(ids)])
+
+    def check_fits(self, ids: Sequence[int]) -> None:
+        """Raise ValueError if the model cannot read that many ids at once."""
+        room = self.positions - len(self.tokenizer.surrounded([]))
+        if len(ids) > room:
+            raise ValueError(f"the text has {len(ids):,} tokens, and the model reads at most {room:,} at once")
 
     def _codes_of_batch(self, rows: Sequence[list[int]]) -> sp.csr_matrix:
         """The codes of all tokens of several rows of ids, concatenated."""
@@ -156,6 +163,8 @@ class DictionaryCodes(TextCoder):
         self.positions = self.encoder.max_tokens
         self.device = self.encoder.device
         self.num_atoms = self._coder.num_atoms
+        self.layer = chosen_layer
+        self.directions = self._coder.directions()
         self.origin = {"model": str(model), "dictionary": str(dictionary), "layer": chosen_layer}
         parts = (model_fingerprint, self._coder.fingerprint, str(chosen_layer), tokenizer_fingerprint(self.tokenizer))
         self.fingerprint = sha256_of_text("-".join(parts))

@@ -53,6 +53,71 @@ def test_the_tokens_of_a_mask_are_those_of_the_library(explorer: Explorer, folde
             assert mask.predicted[0][1] == pytest.approx(float(row.max()), rel=1e-3)
 
 
+@pytest.mark.parametrize("strength", [0.7, -1.5])
+def test_steering_is_the_librarys_model_with_a_changed_layer(
+    explorer: Explorer, folders: Folders, strength: float
+) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(folders[0])
+    model = AutoModelForMaskedLM.from_pretrained(folders[0]).eval()
+    inputs = tokenizer("the [MASK] of a [MASK] is returned", return_tensors="pt")
+    direction = torch.from_numpy(np.load(folders[1] / "dictionary.npy")[7])
+
+    def hook(_module: object, arguments: tuple[torch.Tensor, ...]) -> None:
+        for place in range(1, inputs["input_ids"].shape[1] - 1):  # without [CLS] and [SEP]
+            hidden = arguments[0][0, place]
+            hidden += strength * hidden.norm() * direction
+
+    model.bert.encoder.layer[1].register_forward_pre_hook(hook)
+    with torch.no_grad():
+        logits = model(**inputs).logits[inputs["input_ids"] == tokenizer.mask_token_id]
+    steered = explorer.steered("the <mask> of a <mask> is returned", "7", strength, predictions=3)
+    assert (steered.atom, steered.name, len(steered.of_masks)) == (7, explorer.name_of(7), 2)
+    for tokens, row in zip(steered.of_masks, logits.softmax(dim=1), strict=True):
+        assert len(tokens) == 3
+        for word, probability in tokens:
+            assert probability == pytest.approx(float(row[tokenizer.convert_tokens_to_ids(word)]), rel=1e-4)
+
+
+def test_a_strength_of_0_changes_nothing(explorer: Explorer) -> None:
+    masks = [token.predicted for token in explorer.read("the <mask> of a [MASK]") if token.is_mask]
+    assert list(explorer.steered("the <mask> of a [MASK]", "7", 0).of_masks) == masks
+    assert list(explorer.steered("the <mask> of a [MASK]", "7", 1).of_masks) != masks
+    assert [token.predicted for token in explorer.read("the <mask> of a [MASK]") if token.is_mask] == masks
+    assert explorer.steered("the name", "7", 1).of_masks == ()
+
+
+def test_a_property_is_found_by_its_number_or_a_part_of_its_name(folders: Folders, tmp_path: Path) -> None:
+    names = ["rain, snow", "Snow", "3", "sun", "RAIN", "train", "rail", "rail", "a <b>"]
+    (tmp_path / "names.json").write_text(json.dumps(dict(enumerate(names))))
+    model, dictionary, _ = folders
+    explorer = open_explorer(model, dictionary=dictionary, names=tmp_path / "names.json")
+    for query, atom in (("3", 3), (" snow ", 1), ("rain", 4), ("N, s", 0), ("B>", 8), ("property 20", 20)):
+        assert explorer.atom_of(query) == atom
+    for query, message in (
+        ("rai", r'5 properties have "rai" in their names; write a number: 0 \(rain, snow\); 4 \(RAIN\); .*rail\)$'),
+        ("rail", r'2 properties have "rail" in their names; write a number: 6 \(rail\); 7 \(rail\)$'),
+        ("property", r"31 properties .*; 13 \(property 13\), \.\.\.$"),
+        ("40", 'no property has "40" in its name; the numbers are 0 to 39$'),
+        (" ", "no property was named"),
+        ("\ud800", "the property is not Unicode text"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            explorer.atom_of(query)
+
+
+def test_what_cannot_be_steered_is_one_line(explorer: Explorer, folders: Folders) -> None:
+    assert explorer.can_steer
+    for strength in (float("nan"), float("inf"), 2.1, -1e30):
+        with pytest.raises(ValueError, match=r"the strength must be from -2 to 2, got "):
+            explorer.steered("<mask>", "7", strength)
+    with pytest.raises(ValueError, match="the text has 301 tokens, and the model reads at most 68 at once"):
+        explorer.steered("name " * 300 + "<mask>", "7", 1)
+    without_head = Explorer(open_text_coder(folders[0], folders[1]))
+    assert not without_head.can_steer
+    with pytest.raises(ValueError, match="steering needs a dictionary"):
+        without_head.steered("<mask>", "7", 1)
+
+
 def test_results_are_those_of_the_index_with_the_names_of_the_page(folders: Folders, tmp_path: Path) -> None:
     (tmp_path / "names.json").write_text(json.dumps({str(atom): f"called {atom}" for atom in range(0, 40, 2)}))
     explorer = opened(folders, names=tmp_path / "names.json")
@@ -77,6 +142,7 @@ def test_the_output_of_an_adaptation(
     explorer = open_explorer(output)
     assert explorer.coder.num_atoms == ATOMS
     assert explorer.predicts_tokens
+    assert not explorer.can_steer  # its latent head predicts the properties: they are no directions
     tokens = explorer.read("The <mask> of a function.")
     (mask,) = [token for token in tokens if token.is_mask]
     assert len(mask.predicted) == 8

@@ -6,7 +6,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from mlsm_plugin.explore.explorer import Property, ReadToken
+from mlsm_plugin.explore.explorer import Property, ReadToken, SteeredPredictions
 from mlsm_plugin.explore.html import (
     SHOWN_CHARACTERS,
     SHOWN_TOKENS,
@@ -61,6 +61,7 @@ def hostile_parts() -> list[str]:
         tokens_html([token, mask]),
         masks_html([token, mask, mask], predicts_tokens=True),
         masks_html([mask], predicts_tokens=False),
+        masks_html([mask], predicts_tokens=True, steered=SteeredPredictions(3, HOSTILE, (((HOSTILE, 0.5),),))),
         hits_html([hit]),
         phrases_html([[PhraseCandidate(HOSTILE, 0.5, (), (f"a [[{HOSTILE}]] b",))], []]),
         problem_html(HOSTILE),
@@ -91,6 +92,10 @@ def test_masks_show_tokens_and_properties() -> None:
     mask = ReadToken("<mask>", (Property(1, "water", 0.5),), True, (("rain", 0.75),))
     assert Parts(masks_html([mask], predicts_tokens=True)).text == "Tokensrain 75\xa0%Propertieswater 50\xa0%"
     assert "Mask 2" in masks_html([mask, mask], predicts_tokens=True)
+    steered = SteeredPredictions(1, "water", ((("snow", 0.5),), (("ice", 0.25),)))
+    text = Parts(masks_html([mask, mask], predicts_tokens=True, steered=steered)).text
+    assert text.startswith("Mask 1Tokensrain 75\xa0%Tokens, steered by watersnow 50\xa0%Propertieswater 50\xa0%Mask 2")
+    assert "steered by waterice 25\xa0%" in text
     assert "has no masked-LM head" in masks_html([mask], predicts_tokens=False)
     assert "Write &lt;mask&gt; in the text" in masks_html([], predicts_tokens=True)
 

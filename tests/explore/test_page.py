@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from mlsm_plugin.explore.explorer import Explorer
-from mlsm_plugin.explore.page import HOST, answer, import_gradio, phrases, results
+from mlsm_plugin.explore.page import HOST, answer, how_steered, import_gradio, phrases, results
 from tests.conftest import failing_mlsm
 from tests.explore.explored import Folders
 
@@ -37,6 +37,17 @@ def test_problems_are_lines_on_the_page(explorer: Explorer) -> None:
     assert "Write &lt;mask&gt; in the text" in phrases(explorer, "name")
     for mask in ("<mask>", "[MASK]"):  # the second is the tokenizer's own
         assert "there is no datastore of phrases" in phrases(explorer, f"a {mask}")
+
+
+def test_steering_is_shown_beside_the_masks(explorer: Explorer) -> None:
+    text = "the <mask> of a value"
+    tokens, masks = answer(explorer, text)
+    assert answer(explorer, text, " ", 1) == (tokens, masks)
+    assert "steered by" in answer(explorer, text, "7", 1)[1]
+    problem = answer(explorer, text, "<b>", 1)[1].removesuffix(masks)
+    assert problem.startswith('<p class="mlsm-problem" role="alert">no property has &quot;&lt;b&gt;&quot; in its name')
+    assert answer(explorer, "the name", "7", 1) == answer(explorer, "the name")
+    assert "masks too, in layer 1." in how_steered(explorer)
 
 
 def test_results_are_ranked_as_chosen(explorer: Explorer) -> None:
@@ -119,6 +130,15 @@ def test_a_person_types_and_sees_the_answer(address: str, width: int, scheme: st
         page.wait_for_selector("#tokens .mlsm-tokens > li:first-child .mlsm-token:text-is('the')")
         assert "onerror" in "".join(page.locator("#tokens .mlsm-token").all_inner_texts())
         assert "called " in page.inner_text("#tokens")
+        assert page.locator("#masks h5").all_inner_texts() == ["Tokens", "Properties"]
+        page.fill("#property textarea, #property input", "called 3")
+        page.keyboard.press("Enter")
+        page.wait_for_selector("#masks h5:text-is('Tokens, steered by called 3')")
+        page.fill("#strength input[type=number]", "-1")
+        page.keyboard.press("Tab")
+        page.fill("#property textarea, #property input", HOSTILE)
+        page.keyboard.press("Enter")
+        page.wait_for_selector("#masks .mlsm-problem")
         assert page.locator("#masks h5").all_inner_texts() == ["Tokens", "Properties"]
         page.wait_for_selector("#hits mark")
         page.click("#mode label >> text='words'")
