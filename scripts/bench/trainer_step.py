@@ -9,6 +9,7 @@ the median of its steps except the first two; the ratio is the median over the r
 
 - ``stock``: the stock model with transformers' ``DataCollatorForLanguageModeling``;
 - ``mlm``: ``MaskedLmModel``, whose head only sees the masked tokens;
+- ``mlm, no attention dropout``: the same, as ``mlsm adapt`` trains it;
 - ``mlsm + mlm``: ``LatentSemanticModel`` with codes from a store;
 - ``mlsm + mlm, online``: the same with codes of a top-k SAE of an auxiliary model, which reads each batch;
 - ``regression + mlm``: ``StateRegressionModel`` with the same auxiliary model;
@@ -43,6 +44,7 @@ from transformers import (
     logging,
 )
 
+from mlsm_plugin.core.hidden_states.hf_encoder import built_with_dropout
 from mlsm_plugin.core.sparse_coding.code_store_writer import CodeStoreWriter
 from mlsm_plugin.core.sparse_coding.sae_coder import SaeCoder
 from mlsm_plugin.core.sparse_coding.sparse_autoencoder import SaeConfig, SaeWeights, SparseAutoencoder
@@ -135,7 +137,7 @@ def trainings(args: argparse.Namespace, folder: Path) -> dict[str, tuple[Any, An
     sequences = TokenSequences(ids)
     codes = make_codes(sequences, args.atoms, args.nonzeros, folder / "codes")
 
-    def model() -> Any:
+    def model(attention_dropout: float | None = None) -> Any:
         torch.manual_seed(1)
         sizes = {"hidden_size": args.dim, "num_hidden_layers": args.layers, "num_attention_heads": args.dim // 64}
         roles = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("pad", "cls", "sep")}
@@ -143,7 +145,8 @@ def trainings(args: argparse.Namespace, folder: Path) -> dict[str, tuple[Any, An
         config = AutoConfig.for_model(
             args.type, vocab_size=args.vocab, intermediate_size=4 * args.dim, **sizes, **roles
         )
-        return AutoModelForMaskedLM.from_config(config)
+        build = AutoModelForMaskedLM.from_config
+        return build(config) if attention_dropout is None else built_with_dropout(config, build, attention_dropout)
 
     auxiliary = make_auxiliary(args, tokenizer, folder / "auxiliary")
     online = LatentSemanticModel.of(model(), num_atoms=args.atoms)
@@ -153,6 +156,7 @@ def trainings(args: argparse.Namespace, folder: Path) -> dict[str, tuple[Any, An
     return {
         "stock": (model(), stock, DataCollatorForLanguageModeling(tokenizer)),
         "mlm": (MaskedLmModel.of(model()), plain, MaskedLmCollator(tokenizer)),
+        "mlm, no attention dropout": (MaskedLmModel.of(model(0.0)), plain, MaskedLmCollator(tokenizer)),
         "mlsm + mlm": (
             LatentSemanticModel.of(model(), num_atoms=args.atoms),
             PretrainingSequences(sequences, codes),
