@@ -91,7 +91,7 @@ class Finetuning:
                 "another --output"
             )
         trained = [*self.output.glob(f"seed-*/{CHECKPOINTS}/*"), *self.output.glob(f"seed-*/{MODEL}")]
-        if folder.differences() and not trained:  # the corrected command must run after a mistyped option
+        if plan != folder.plan and not trained:  # the corrected command must run after a mistyped option
             shutil.rmtree(self.output / EXPORTED, ignore_errors=True)
             folder.forget()
         folder.check()

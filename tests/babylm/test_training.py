@@ -214,7 +214,7 @@ def test_a_run_of_an_earlier_version_goes_on(
     before = models_of(earlier)
     mlsm(*words(text, earlier))
     assert models_of(earlier) == before
-    assert read_json(earlier / "steps.json") == record
+    assert read_json(earlier / "steps.json")["run"] == record["run"]
 
 
 @SLOW

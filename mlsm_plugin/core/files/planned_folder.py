@@ -113,11 +113,6 @@ class PlannedFolder:
         sealed = read_record(self.seal_path)
         return None if sealed is None else {key: sealed.get(key) for key in self.plan}
 
-    def differences(self) -> list[str]:
-        """How the recorded plan differs from this one; empty if the folder was not begun."""
-        recorded = self.recorded_plan
-        return [] if recorded is None else differences(recorded, self.plan)
-
     def is_complete(self) -> bool:
         """Whether the work is done with this plan; errors are those of :meth:`check`."""
         self.check()

@@ -91,7 +91,6 @@ def test_another_plan_is_refused_with_what_to_do_and_changes_nothing(tmp_path, s
         first.seal({"x": 1})
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     other = PlannedFolder(tmp_path, {**PLAN, "size": 4}, advice="Do this.")
-    assert other.differences() == ["size is 3 there and 4 now"]
     for refused in (other.check, other.begin, other.is_complete):
         message = f"{tmp_path} was begun with other settings: size is 3 there and 4 now. Do this."
         with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
