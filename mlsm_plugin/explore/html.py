@@ -53,7 +53,7 @@ def masks_html(tokens: Sequence[ReadToken], *, predicts_tokens: bool, steered: S
         heading = f"<h4>Mask {number}</h4>" if len(masks) > 1 else ""
         tokens_part = _predicted("Tokens", mask.predicted)
         if steered is not None:
-            tokens_part += _predicted(f"Tokens, steered by {steered.name}", steered.of_masks[number - 1])
+            tokens_part += _predicted(f'Tokens, steered by "{steered.name}"', steered.of_masks[number - 1])
         if not predicts_tokens:
             tokens_part = note_html("This model has no masked-LM head, so it predicts no tokens.")
         properties = f"<div><h5>Properties</h5>{_properties(mask.properties)}</div>"

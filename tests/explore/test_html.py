@@ -94,8 +94,10 @@ def test_masks_show_tokens_and_properties() -> None:
     assert "Mask 2" in masks_html([mask, mask], predicts_tokens=True)
     steered = SteeredPredictions(1, "water", ((("snow", 0.5),), (("ice", 0.25),)))
     text = Parts(masks_html([mask, mask], predicts_tokens=True, steered=steered)).text
-    assert text.startswith("Mask 1Tokensrain 75\xa0%Tokens, steered by watersnow 50\xa0%Propertieswater 50\xa0%Mask 2")
-    assert "steered by waterice 25\xa0%" in text
+    assert text.startswith(
+        'Mask 1Tokensrain 75\xa0%Tokens, steered by "water"snow 50\xa0%Propertieswater 50\xa0%Mask 2'
+    )
+    assert 'steered by "water"ice 25\xa0%' in text
     assert "has no masked-LM head" in masks_html([mask], predicts_tokens=False)
     assert "Write &lt;mask&gt; in the text" in masks_html([], predicts_tokens=True)
 

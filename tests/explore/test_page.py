@@ -133,7 +133,7 @@ def test_a_person_types_and_sees_the_answer(address: str, width: int, scheme: st
         assert page.locator("#masks h5").all_inner_texts() == ["Tokens", "Properties"]
         page.fill("#property textarea, #property input", "called 3")
         page.keyboard.press("Enter")
-        page.wait_for_selector("#masks h5:text-is('Tokens, steered by called 3')")
+        page.wait_for_selector('#masks h5:text-is("Tokens, steered by \\"called 3\\"")')
         page.fill("#strength input[type=number]", "-1")
         page.keyboard.press("Tab")
         page.fill("#property textarea, #property input", HOSTILE)
