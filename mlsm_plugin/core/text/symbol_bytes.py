@@ -1,7 +1,7 @@
 """The text that the ids of a binarized dataset stand for, as bytes: a symbol can be a part of a character."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from mlsm_plugin.core.files.atomic_files import PathLike
@@ -26,7 +26,7 @@ class SymbolBytes:
     ``adds_space`` says whether a text begins with a space that its tokenizer has added.
     """
 
-    table: list[bytes]
+    table: list[bytes] = field(repr=False)
     adds_space: bool
 
     @classmethod

@@ -41,8 +41,7 @@ class StateRegressionTaskConfig(BaseMaskedLMConfig):
 
     # fairseq understands typing.Optional, but not `str | None`
     auxiliary_checkpoint: Optional[str] = option(  # noqa: UP045
-        None,
-        help="hf:PATH, for data of any tokenizer, or a checkpoint of fairseq with the vocabulary of the data",
+        None, help="hf:PATH, for data of any tokenizer, or a checkpoint of fairseq with the vocabulary of the data"
     )
     auxiliary_layer: Optional[int] = option(  # noqa: UP045
         None, help="hidden state of the auxiliary model, by number: 0 is the embeddings (default: the last)"
