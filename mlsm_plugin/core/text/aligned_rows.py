@@ -79,7 +79,8 @@ class RowAligner:
         ids = np.concatenate(part_ids)
         places = places_of(offsets, np.concatenate(part_offsets), text)
         places = np.where(np.append(ids != self.tokenizer.unknown_id, False)[places], places, NONE)
-        is_visible = np.less(*visible_spans(offsets, text))
+        first_visible, after_visible = visible_spans(offsets, text)
+        is_visible = first_visible < after_visible
         self._count(is_visible, is_visible & (places == NONE), offsets, text)
         places = _with_white_space(places, is_visible, np.repeat(np.arange(len(begins)), ends - begins))
         sizes = np.array([len(read) for read in part_ids])
