@@ -39,8 +39,8 @@ def add_output(parser: Parser, help: str) -> None:
 def add_auxiliary(parser: Parser) -> None:
     """Add the option for the model whose hidden states are read."""
     text = (
-        "auxiliary model: a fairseq checkpoint, or hf:PATH, the folder or hub name of a BERT- or RoBERTa-like "
-        "Hugging Face model (its text must be binarized with `mlsm binarize --tokenizer hf:PATH`)"
+        "auxiliary model: a fairseq checkpoint with the vocabulary of the text, or hf:PATH, the folder or hub name of "
+        "a BERT- or RoBERTa-like Hugging Face model, for text that any tokenizer has binarized"
     )
     parser.add_argument("--auxiliary", required=True, metavar="MODEL", help=text)
 

@@ -14,13 +14,13 @@ from typing import NamedTuple
 import numpy as np
 
 from mlsm_plugin.core.files.atomic_files import PathLike
-from mlsm_plugin.core.text.hf_tokenizer import HuggingFaceTokenizer, Offsets
+from mlsm_plugin.core.text.hf_tokenizer import HuggingFaceTokenizer
 from mlsm_plugin.core.text.text_files import read_text
+from mlsm_plugin.core.text.token_places import MOST_WITHOUT_PLACE, places_of
 from mlsm_plugin.core.text.unknown_tokens import UnknownTokens
 from mlsm_plugin.huggingface.text_sequences import LINES_AT_ONCE
 from mlsm_plugin.huggingface.token_sequences import TokenSequences
 
-MOST_WITHOUT_PLACE = 0.1  # of the tokens; a larger share means that the tokenizers read different texts
 ANOTHER_AUXILIARY = "use an auxiliary model that knows such text, or raise --max-unk-rate"
 logger = logging.getLogger(__name__)
 
@@ -54,36 +54,6 @@ class AlignedSequences:
         places = self.places[index]
         positions: np.ndarray = np.where(places > 0, self.sequences.starts[index] + places - 1, -1)
         return positions
-
-
-def places_of(offsets: Offsets, other_offsets: Offsets, text: str) -> np.ndarray:
-    """For each token, the index ``(T,)`` of the last token of the other tokenizer that shares a character; -1: none.
-
-    Offsets are where each token starts and ends in ``text``, in characters. White space is ignored: tokenizers
-    disagree on whether the space before a word belongs to it.
-    """
-    begins, ends = _of_visible_characters(offsets, text)
-    other_begins, other_ends = _of_visible_characters(other_offsets, text)
-    visible = np.flatnonzero(other_begins < other_ends)
-    # sort, since a tokenizer may change the order of characters, such as accents
-    visible = visible[np.argsort(other_begins[visible], kind="stable")]
-    before_end = np.searchsorted(other_begins[visible], ends, side="left") - 1
-    candidates = visible[np.maximum(before_end, 0)] if len(visible) else np.zeros(len(begins), np.int64)
-    shares = (before_end >= 0) & (begins < ends)
-    if len(visible):
-        shares &= other_ends[candidates] > begins
-    return np.where(shares, candidates, -1)
-
-
-def _of_visible_characters(offsets: Offsets, text: str) -> tuple[np.ndarray, np.ndarray]:
-    """Where tokens start and end, ``(T,)`` each, without white space around them; equal for a token of white space."""
-    begins = np.zeros(len(offsets), np.int64)
-    ends = np.zeros(len(offsets), np.int64)
-    for number, (begin, end) in enumerate(offsets):
-        piece = text[begin:end]
-        begins[number] = begin + len(piece) - len(piece.lstrip())
-        ends[number] = max(begins[number], begin + len(piece.rstrip()))
-    return begins, ends
 
 
 class _Line(NamedTuple):

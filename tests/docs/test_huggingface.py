@@ -63,7 +63,7 @@ def test_the_commands_adapt_a_model_alone_and_in_ranks(folder: Path) -> None:
 
 
 def test_a_small_encoder_comes_out_of_a_published_one(folder: Path) -> None:
-    train, inspect, evaluate = bash_blocks(read("docs/small_encoder.md"))
+    train, inspect, evaluate, _ = bash_blocks(read("docs/small_encoder.md"))
     assert "--student 4x256 --vocab-size" in train
     assert "mlsm adapt MODEL --student 4x256 --vocab-size" in read("README.md")
     train = train.replace("TEACHER", "MODEL").replace("4x256", "1x64").replace("8000", "300")
@@ -75,6 +75,16 @@ def test_a_small_encoder_comes_out_of_a_published_one(folder: Path) -> None:
         (folder / name).write_text("\n".join(lines) + "\n", encoding="utf-8")
     printed = run_in(folder, evaluate.replace("TEACHER", "MODEL").replace("held_out.txt", "train.txt"))
     assert "small/model" in printed
+
+
+def test_a_student_of_fairseq_has_its_own_vocabulary(folder: Path) -> None:
+    commands = bash_blocks(read("docs/small_encoder.md"))[-1].replace("TEACHER", "MODEL").replace("4000", "300")
+    commands = commands.replace("--atoms 500", "--atoms 40 --k 4").replace("--tokens 100000", "--tokens 500")
+    commands = commands.replace("-per-sample 128", "-per-sample 32").replace("--layer 5", "--layer 3")
+    commands = commands.replace(" --output dict", " --tokens-per-sample 32 --output dict")
+    commands = commands.replace("1000 --save-dir", "2 --cpu --save-dir").replace("modern_small", "modern_tiny")
+    run_in(folder, commands)
+    assert (folder / "student" / "checkpoint_last.pt").is_file()
 
 
 @pytest.mark.usefixtures("warm_python")

@@ -1,4 +1,4 @@
-"""Tokens of two tokenizers for the same text: places by shared characters, against a slow oracle."""
+"""The text of sequences in the tokens of another tokenizer, with places."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlsm_plugin.core.text.hf_tokenizer import HuggingFaceTokenizer
-from mlsm_plugin.huggingface.aligned_sequences import AlignedSequences, places_of, write_aligned
+from mlsm_plugin.core.text.token_places import places_of
+from mlsm_plugin.huggingface.aligned_sequences import AlignedSequences, write_aligned
 from mlsm_plugin.huggingface.text_sequences import write_text_sequences
 from mlsm_plugin.huggingface.token_sequences import TokenSequences
 from tests.conftest import made_once
+from tests.core.text.test_token_places import slow_places
 from tests.tiny_hf_models import TOKENIZERS, make_tokenizer
 
-Spans = list[tuple[int, int]]
 PAIRS = [("byte_level", "word_piece"), ("word_piece", "unigram"), ("unigram", "modern_byte_level")]
 
 
@@ -28,41 +29,6 @@ def tokenizers(tmp_path_factory: pytest.TempPathFactory, english_text: tuple[Pat
 
     root = made_once(tmp_path_factory, "aligned", make)
     return {kind: root / kind for kind in TOKENIZERS}
-
-
-def characters(span: tuple[int, int], text: str) -> set[int]:
-    """The places of the characters of a token without white space around it."""
-    begin, end = span
-    while begin < end and text[begin].isspace():
-        begin += 1
-    while begin < end and text[end - 1].isspace():
-        end -= 1
-    return set(range(begin, end))
-
-
-def slow_places(spans: Spans, others: Spans, text: str) -> list[int]:
-    return [
-        max((n for n, other in enumerate(others) if characters(span, text) & characters(other, text)), default=-1)
-        for span in spans
-    ]
-
-
-@st.composite
-def cut_texts(draw: st.DrawFn) -> tuple[str, Spans, Spans]:
-    text = draw(st.text(alphabet="ab é\u3000文\u0301", max_size=12))
-
-    def spans() -> Spans:
-        ends = sorted(draw(st.lists(st.integers(0, len(text)), max_size=6)))
-        return list(zip([0, *ends], [*ends, len(text)], strict=True))
-
-    return text, spans(), spans()
-
-
-@given(cut_texts())
-def test_a_token_takes_the_last_that_shares_a_character(cut: tuple[str, Spans, Spans]) -> None:
-    text, spans, others = cut
-    assert places_of(spans, others, text).tolist() == slow_places(spans, others, text)
-    assert places_of(spans, [], text).tolist() == [-1] * len(spans)
 
 
 @pytest.mark.parametrize(("kind", "other_kind"), PAIRS)

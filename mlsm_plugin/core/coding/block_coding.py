@@ -55,6 +55,7 @@ def encode_blocks(
     settings: CodingSettings,
     process: ProcessRank = SINGLE_PROCESS,
     auxiliary_name: str | None = None,
+    alignment: str | None = None,
 ) -> CodingFigures:
     """Write this process's shards of a store; resumes a stopped run.
 
@@ -67,9 +68,10 @@ def encode_blocks(
         split, auxiliary: fingerprints of the text and of the model.
         blocks: how the text was cut; None if it came in blocks.
         auxiliary_name: name of the model for reports; only the last two parts of a path are recorded.
+        alignment: how the model reads a text of another vocabulary, see :func:`alignment_of`; None: its ids.
         open_model: opens the model; called only if there is something to code.
     """
-    meta = store_meta(coder, settings, split=split, auxiliary=auxiliary, blocks=blocks)
+    meta = store_meta(coder, settings, split=split, auxiliary=auxiliary, blocks=blocks, alignment=alignment)
     boundaries = shard_boundaries(reader, settings.shard_tokens)
     writer = CodeStoreWriter(directory, meta, boundaries, with_gaps=coder.has_gaps)
     figures = CodingFigures(writer.directory, writer.num_shards)
@@ -114,7 +116,13 @@ def shard_boundaries(reader: TokenBlocks, shard_tokens: int) -> list[int]:
 
 
 def store_meta(
-    coder: SparseCoder, settings: CodingSettings, *, split: str, auxiliary: str, blocks: BlockSettings | None
+    coder: SparseCoder,
+    settings: CodingSettings,
+    *,
+    split: str,
+    auxiliary: str,
+    blocks: BlockSettings | None,
+    alignment: str | None = None,
 ) -> JsonObject:
     """Content of ``plan.json`` and ``meta.json`` of a store; arguments are those of :func:`encode_blocks`."""
     return {
@@ -127,7 +135,12 @@ def store_meta(
         **({"latent_top": settings.latent_top, "latent_select": "weight"} if settings.latent_top else {}),
         **({"blocks": asdict(blocks)} if blocks else {}),
         "dictionary_health": coder.meta.get("health"),
-        "fingerprints": {"split": split, "dictionary": coder.fingerprint, "auxiliary": auxiliary},
+        "fingerprints": {
+            "split": split,
+            "dictionary": coder.fingerprint,
+            "auxiliary": auxiliary,
+            **({"alignment": alignment} if alignment else {}),
+        },
     }
 
 

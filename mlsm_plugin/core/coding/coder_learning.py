@@ -127,7 +127,12 @@ def sae_settings(settings: LearningSettings) -> SaeSettings:
 
 
 def learning_plan(
-    settings: LearningSettings, *, auxiliary: str, split: str, blocks: BlockSettings | None
+    settings: LearningSettings,
+    *,
+    auxiliary: str,
+    split: str,
+    blocks: BlockSettings | None,
+    alignment: str | None = None,
 ) -> JsonObject:
     """Everything that decides the coder, as recorded in ``meta.json``; arguments are those of :func:`learn_into`."""
     lasso = settings.coder == LASSO
@@ -144,6 +149,7 @@ def learning_plan(
         **{name: getattr(settings, name) for name in (*names, "batch_size", "seed", "batch_tokens")},
         **({"threads": settings.threads} if settings.threads else {}),
         "split_fingerprint": split,
+        **({"alignment_fingerprint": alignment} if alignment else {}),
     }
 
 
@@ -159,6 +165,7 @@ def learn_into(
     overwrite: bool = False,
     auxiliary_name: str | None = None,
     text_name: str | None = None,
+    alignment: str | None = None,
 ) -> bool:
     """Learn a coder from a text and save it in a folder; False if the folder already holds this coder.
 
@@ -170,8 +177,9 @@ def learn_into(
         auxiliary, split: fingerprints of the model and of the text.
         blocks: how the text was cut; None if it came in blocks.
         auxiliary_name, text_name: names to record; only the last two parts of a path are.
+        alignment: how the model reads a text of another vocabulary, see :func:`alignment_of`; None: its ids.
     """
-    plan = learning_plan(settings, auxiliary=auxiliary, split=split, blocks=blocks)
+    plan = learning_plan(settings, auxiliary=auxiliary, split=split, blocks=blocks, alignment=alignment)
     undecided = names_that_decide_nothing(LearningSettings)
     deciding = {name: value for name, value in plan.items() if name not in undecided}
     advice = "Pass --overwrite to `mlsm dictionary`, or delete the folder, or choose another --output"

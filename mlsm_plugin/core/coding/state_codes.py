@@ -35,14 +35,16 @@ class StateCodes:
     def of_states(self, hidden: Tensor, content: Tensor | None = None) -> dict[str, Tensor]:
         """Codes of hidden states ``(n, dim)``; only those with ``content`` ``(n,)`` bool have one (None: all).
 
+        A token without a hidden state (zero) has no code.
+
         ValueError if all codes of a large batch are empty, for example because lambda is too large.
 
         Returns:
             ``atoms`` (n, m) int32 padded with -1, and ``weights`` (n, m) float16 padded with 0, on the device of
             ``hidden``; the rows without content are empty.
         """
-        if content is None:
-            content = torch.ones(len(hidden), dtype=torch.bool, device=hidden.device)
+        is_known = hidden.any(dim=1)
+        content = is_known if content is None else content & is_known
         threads = torch.get_num_threads()  # other ranks may share the cores
         with half_products(hidden.device, half=False):  # a training in bfloat16 does not change the codes
             encoded = self._coder.encode_padded(hidden, threads=threads)

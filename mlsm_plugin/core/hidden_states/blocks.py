@@ -83,15 +83,18 @@ def hidden_states_of(
 ) -> tuple[np.ndarray, Tensor]:
     """Hidden states of the content tokens of ``blocks``, in corpus order, ``max_tokens`` in one forward pass.
 
-    ``keep`` chooses other tokens: it takes tokens and positions, and returns a bool mask (all of one shape). Returns
-    ascending positions ``(n,)`` int64, and hidden states ``(n, dim)`` float32 on the encoder's device.
+    Tokens without a hidden state (zero, see :meth:`TokenVectors.hidden_states`) are left out. ``keep`` chooses other
+    tokens: it takes tokens and positions, and returns a bool mask (all of one shape). Returns ascending positions
+    ``(n,)`` int64, and hidden states ``(n, dim)`` float32 on the encoder's device.
     """
     all_positions = []
     all_hidden = []
     for tokens, positions in batches_of(blocks, pad=reader.pad, max_tokens=max_tokens):
         kept = reader.content_mask(tokens) if keep is None else keep(tokens, positions)
-        all_hidden.append(encoder.hidden_states_of(tokens, kept))
-        all_positions.append(positions[kept].numpy())
+        hidden = encoder.hidden_states_of(tokens, kept)
+        known = hidden.any(dim=1)
+        all_hidden.append(hidden[known])
+        all_positions.append(positions[kept][known.cpu()].numpy())
     if not all_positions:
         return np.zeros(0, np.int64), torch.zeros(0, encoder.dim, device=encoder.device)
     merged = np.concatenate(all_positions)

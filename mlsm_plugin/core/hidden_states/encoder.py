@@ -20,6 +20,8 @@ class TokenVectors(ABC):
     def hidden_states(self, tokens: Tensor) -> Tensor:
         """``(B, T, dim)`` float32 on ``device``, for right-padded ids ``(B, T)`` of fairseq or of the blocks.
 
+        The vector of a token about which the model knows nothing is zero; such a token has no hidden state.
+
         On a CPU, ``mlsm encode`` calls this method or the next in several threads at once.
         """
 

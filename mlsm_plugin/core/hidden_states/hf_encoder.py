@@ -362,7 +362,7 @@ def built_with_dropout(
 
 
 class HuggingFaceEncoder(LibraryEncoder, HiddenStateEncoder):
-    """A :class:`LibraryEncoder` for fairseq's ids.
+    """A :class:`LibraryEncoder` for fairseq's ids of its own vocabulary.
 
     ``name`` is ``hf:`` followed by a folder or hub name, and ``data_bin`` a dataset that ``mlsm binarize --tokenizer``
     made with the model's tokenizer. ValueError if it was not made with it, and as for :class:`LibraryEncoder`.
@@ -374,9 +374,13 @@ class HuggingFaceEncoder(LibraryEncoder, HiddenStateEncoder):
         folder = hf_folder(name, weights=True)
         supported_config(folder)
         tokenizer = HuggingFaceTokenizer(folder)
-        tokenizer.check_dictionary(Path(data_bin))
-        self._ids = torch.from_numpy(tokenizer.hf_ids)
+        self._set_dataset(Path(data_bin), tokenizer)
         super().__init__(folder, layer=layer, tokenizer=tokenizer, device=device, fp16=fp16)
+
+    def _set_dataset(self, data_bin: Path, tokenizer: HuggingFaceTokenizer) -> None:
+        """Prepare to read the ids of a dataset; ValueError if they are not those of the tokenizer."""
+        tokenizer.check_dictionary(data_bin)
+        self._ids = torch.from_numpy(tokenizer.hf_ids)
 
     def to(self, device: str | torch.device) -> None:
         super().to(device)

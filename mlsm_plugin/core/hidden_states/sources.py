@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from mlsm_plugin.core.files.atomic_files import PathLike
 from mlsm_plugin.core.files.hf_files import HF_PREFIX
+from mlsm_plugin.core.hidden_states.aligned_encoder import AlignedEncoder, alignment_fingerprint
 from mlsm_plugin.core.hidden_states.devices import Device
 from mlsm_plugin.core.hidden_states.encoder import HiddenStateEncoder
 from mlsm_plugin.core.hidden_states.hf_encoder import HuggingFaceEncoder
@@ -67,8 +68,20 @@ def source_of(name: PathLike) -> Source:
 def open_encoder(
     name: PathLike, data_bin: PathLike, *, layer: int, device: Device = None, fp16: bool | None = False
 ) -> HiddenStateEncoder:
-    """Open the encoder ``name``; arguments are those of :class:`HiddenStateEncoder`, errors those of its source."""
-    return source_of(name)(name, data_bin, layer=layer, device=device, fp16=fp16)
+    """Open the encoder ``name``; arguments are those of :class:`HiddenStateEncoder`, errors those of its source.
+
+    A Hugging Face model reads a dataset of another vocabulary by an :class:`AlignedEncoder`.
+    """
+    source = source_of(name) if alignment_of(name, data_bin) is None else AlignedEncoder
+    return source(name, data_bin, layer=layer, device=device, fp16=fp16)
+
+
+def alignment_of(name: PathLike, data_bin: PathLike) -> str | None:
+    """SHA-256 of how the model ``name`` reads a dataset of another vocabulary; None if it reads the ids themselves.
+
+    It decides the hidden states, besides the model and the ids. ValueError if there is no tokenizer to read the ids.
+    """
+    return alignment_fingerprint(name, data_bin) if source_of(name) is HuggingFaceEncoder else None
 
 
 def default_tokens_per_sample(name: PathLike) -> int:

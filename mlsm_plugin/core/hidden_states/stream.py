@@ -63,7 +63,8 @@ class HiddenStateStream:
                     rows, batches = buffer
                     next_buffer = thread.submit(next, shuffled, None)
                     for batch in batches:
-                        yield rows[batch.to(rows.device)]
+                        # where tokens lack a hidden state there are fewer rows; the first ones are repeated
+                        yield rows[batch.remainder(len(rows)).to(rows.device)]
             finally:
                 closed.set()
 
@@ -108,7 +109,10 @@ class HiddenStateStream:
     def _hidden_states(
         self, blocks: list[int], number: int, closed: threading.Event | None = None, device: Device = None
     ) -> Tensor:
-        """The ``number`` hidden states of blocks, in text order within every few blocks; stops when ``closed``."""
+        """The hidden states of blocks, of at most ``number`` tokens, in text order within every few blocks.
+
+        Stops when ``closed``. ValueError if no token has one.
+        """
 
         def keep(tokens: Tensor, _: Tensor) -> Tensor:
             if closed is not None and closed.is_set():
@@ -129,4 +133,6 @@ class HiddenStateStream:
                 rows[filled : filled + len(hidden)] = hidden
                 filled += len(hidden)
                 progress.update(len(hidden))
-        return rows
+        if not filled:
+            raise ValueError("the model knows none of the characters of the text, so nothing can be learned from it")
+        return rows[:filled]

@@ -18,7 +18,8 @@ class StateRegression(nn.Module):
     """A linear layer that predicts standardized hidden states, and their mean squared error.
 
     Each dimension is shifted and scaled to mean 0 and variance 1, so that an error of 1 is that of a prediction that
-    does not depend on the input. Before :meth:`standardize` is called, states stay as they are.
+    does not depend on the input. Before :meth:`standardize` is called, states stay as they are. A token whose state is
+    zero has none, and no error.
 
     Args:
         width: width of the input.
@@ -48,7 +49,7 @@ class StateRegression(nn.Module):
         """
         states = torch.zeros(0, len(self.mean), dtype=torch.float64)
         for sample in samples:
-            states = torch.cat([states, sample.double().cpu()])
+            states = torch.cat([states, sample[sample.any(dim=1)].double().cpu()])
             if len(states) >= ENOUGH_STATES:
                 break
         if len(states) < FEWEST_STATES:
@@ -68,4 +69,5 @@ class StateRegression(nn.Module):
         """
         targets = (states.float() - self.mean.float()) / self.deviation.float()
         predictions: Tensor = self.projection(inputs.to(self.projection.weight.dtype))
-        return (predictions.float() - targets).square().mean(dim=1)
+        errors = (predictions.float() - targets).square().mean(dim=1)
+        return errors.where(states.any(dim=1), 0.0)

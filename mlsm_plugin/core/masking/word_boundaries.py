@@ -18,6 +18,7 @@ SENTENCEPIECE_BEGIN = "\u2581"
 BYTE_LEVEL_BEGIN = "\u0120"  # GPT-2's BPE
 WORDPIECE_GOES_ON = "##"  # before a piece that is not the first of its word
 BPE_GOES_ON = "@@"  # after a piece that is not the last of its word (subword-nmt)
+MARKS = (SENTENCEPIECE_BEGIN, BYTE_LEVEL_BEGIN, WORDPIECE_GOES_ON, BPE_GOES_ON)
 SENTENCE_PUNCTUATION = frozenset(".,;:!?\u2026\u3002\uff0c\uff1b\uff1a\uff01\uff1f")
 
 
@@ -51,25 +52,33 @@ class PieceClasses:
 def _marked_words(pieces: list[str], special: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Whether each piece begins a word, and whether it ends one, whatever its neighbours: bool ``(V,)`` each."""
     nothing = np.zeros(len(pieces), bool)
-    marked = {
-        SENTENCEPIECE_BEGIN: [piece.startswith(SENTENCEPIECE_BEGIN) for piece in pieces],
-        BYTE_LEVEL_BEGIN: [piece.startswith(BYTE_LEVEL_BEGIN) for piece in pieces],
-        WORDPIECE_GOES_ON: [piece.startswith(WORDPIECE_GOES_ON) and len(piece) > 2 for piece in pieces],
-        BPE_GOES_ON: [piece.endswith(BPE_GOES_ON) and len(piece) > 2 for piece in pieces],
-    }
-    # a few pieces can look as if they had another kind of mark: \u0120 is also a letter of Maltese
-    mark = max(marked, key=lambda mark: sum(marked[mark]))
-    has_mark = np.array(marked[mark], bool)
-    if has_mark.any():
-        if mark == BYTE_LEVEL_BEGIN:  # unmarked at the start of a text: a piece after a special token begins a word
-            return has_mark, special
-        if mark == WORDPIECE_GOES_ON:
-            return ~has_mark & ~special, nothing
-        return (has_mark, nothing) if mark == SENTENCEPIECE_BEGIN else (nothing, ~has_mark)
+    mark = word_mark(pieces)
+    has_mark = np.array([_has_mark(piece, mark) for piece in pieces], bool)
+    if mark == BYTE_LEVEL_BEGIN:  # unmarked at the start of a text: a piece after a special token begins a word
+        return has_mark, special
+    if mark == WORDPIECE_GOES_ON:
+        return ~has_mark & ~special, nothing
+    return (has_mark, nothing) if mark == SENTENCEPIECE_BEGIN else (nothing, ~has_mark)
+
+
+def word_mark(pieces: Iterable[str]) -> str:
+    """The mark of word boundaries that most of the pieces with a mark have.
+
+    A few pieces can look as if they had another mark: \u0120 is also a letter of Maltese. ValueError if none has one.
+    """
+    marks = [mark for piece in pieces for mark in MARKS if _has_mark(piece, mark)]
+    if marks:
+        return max(MARKS, key=marks.count)
     raise ValueError(
         f"nothing in the vocabulary marks where words begin or end: {SENTENCEPIECE_BEGIN} or {BYTE_LEVEL_BEGIN} before "
         f"the first piece of a word, {WORDPIECE_GOES_ON} before the others, or {BPE_GOES_ON} after all but the last"
     )
+
+
+def _has_mark(piece: str, mark: str) -> bool:
+    if mark in (SENTENCEPIECE_BEGIN, BYTE_LEVEL_BEGIN):
+        return piece.startswith(mark)
+    return len(piece) > 2 and (piece.endswith(mark) if mark == BPE_GOES_ON else piece.startswith(mark))
 
 
 def without_marks(piece: str) -> str:

@@ -56,7 +56,7 @@ META_CHECK = fields(
     {
         "layer": whole(0, 10_000),
         "blocks": BLOCKS_CHECK,
-        "fingerprints": fields(known={"split": text, "dictionary": text, "auxiliary": text}),
+        "fingerprints": fields(known={"split": text, "dictionary": text, "auxiliary": text, "alignment": text}),
         "coverage": number,
         "coverage_seed": optional(whole()),
         "dictionary_health": optional(fields(known={"unused_atoms": whole(), "reconstruction_error": number})),

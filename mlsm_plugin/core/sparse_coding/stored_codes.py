@@ -37,7 +37,7 @@ def origin_of(meta: JsonObject, top: int | None) -> JsonObject:
     """
     known = {**meta, **meta.get("fingerprints", {})}
     tops = [number for number in (meta.get("latent_top"), top) if number]
-    names = ("auxiliary", "layer", "lambda", "coder", "activation", "latent_select")
+    names = ("auxiliary", "alignment", "layer", "lambda", "coder", "activation", "latent_select")
     settings = {f"codes_{name}": known.get(name) for name in names}
     return {CODES_OVER: known.get("dictionary"), **settings, "codes_latent_top": min(tops, default="all")}
 

@@ -117,9 +117,13 @@ class HuggingFaceTokenizer:
         """The ids of a text with the ids that the tokenizer adds before and after it."""
         return [*self.before, *ids, *self.after]
 
-    def encoded(self, texts: Sequence[str]) -> list[tuple[list[int], Offsets]]:
-        """Hugging Face's ids of each text, without tokens that begin and end it, and the places of their characters."""
-        encodings = self.backend.encode_batch(list(texts), add_special_tokens=False)
+    def encoded(self, texts: Sequence[str], *, after_a_gap: bool = False) -> list[tuple[list[int], Offsets]]:
+        """Hugging Face's ids of each text, without tokens that begin and end it, and the places of their characters.
+
+        ``after_a_gap`` is for texts right after a mask; without a leading space they continue the masked word.
+        """
+        backend = self._after_a_gap if after_a_gap else self.backend
+        encodings = backend.encode_batch(list(texts), add_special_tokens=False)
         return [(self._of_text(encoding.ids), encoding.offsets) for encoding in encodings]
 
     def encoded_text(self, text: str) -> tuple[list[int], Offsets]:
@@ -253,14 +257,18 @@ class HuggingFaceTokenizer:
 
     def check_dictionary(self, folder: Path) -> None:
         """Raise ValueError unless the ``dict.txt`` of a folder was made from the tokenizer."""
+        if not self.has_dictionary(folder):
+            raise ValueError(
+                f"{folder / DICTIONARY_NAME} was not made from the tokenizer of {self.folder}; binarize the text with "
+                f"--tokenizer hf:{self.folder}"
+            )
+
+    def has_dictionary(self, folder: Path) -> bool:
+        """Whether the ``dict.txt`` of a folder was made from the tokenizer; ValueError if there is none."""
         path = folder / DICTIONARY_NAME
         if not path.is_file():
             raise ValueError(f"{path} does not exist; `mlsm binarize` makes it")
-        if symbols_in(path) != tuple(symbol.encode() for symbol in self.symbols):
-            raise ValueError(
-                f"{path} was not made from the tokenizer of {self.folder}; binarize the text with "
-                f"--tokenizer hf:{self.folder}"
-            )
+        return symbols_in(path) == tuple(symbol.encode() for symbol in self.symbols)
 
     def save(self, folder: Path) -> None:
         """Write the tokenizer's files; they can be loaded without the model."""

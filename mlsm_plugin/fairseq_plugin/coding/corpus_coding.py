@@ -13,7 +13,7 @@ from mlsm_plugin.core.files.atomic_files import PathLike
 from mlsm_plugin.core.files.process_rank import SINGLE_PROCESS, ProcessRank
 from mlsm_plugin.core.hidden_states.encoder import HiddenStateEncoder
 from mlsm_plugin.core.hidden_states.settings import BlockSettings
-from mlsm_plugin.core.hidden_states.sources import open_encoder, source_of
+from mlsm_plugin.core.hidden_states.sources import alignment_of, open_encoder, source_of
 from mlsm_plugin.core.sparse_coding.coder import SparseCoder
 from mlsm_plugin.fairseq_plugin.coding.block_reader import BlockReader
 from mlsm_plugin.fairseq_plugin.data.token_blocks import split_fingerprint
@@ -77,6 +77,7 @@ def encode_split(
         settings=settings,
         process=process,
         auxiliary_name=os.fspath(auxiliary),
+        alignment=alignment_of(auxiliary, data_bin),
     )
 
 
@@ -107,4 +108,5 @@ def learn_from_split(
         overwrite=overwrite,
         auxiliary_name=auxiliary,
         text_name=str(Path(data_bin).absolute() / "train"),
+        alignment=alignment_of(auxiliary, data_bin),
     )

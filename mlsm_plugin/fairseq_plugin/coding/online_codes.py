@@ -13,6 +13,7 @@ from mlsm_plugin.core.coding.state_codes import StateCodes
 from mlsm_plugin.core.files.atomic_files import PathLike
 from mlsm_plugin.core.hidden_states.encoder import HiddenStateEncoder
 from mlsm_plugin.core.hidden_states.settings import BlockSettings
+from mlsm_plugin.core.hidden_states.sources import alignment_of
 from mlsm_plugin.core.sparse_coding.coder import load_coder
 from mlsm_plugin.fairseq_plugin.coding.masked_states import MaskedStates, check_exists
 from mlsm_plugin.fairseq_plugin.data.token_blocks import is_content
@@ -71,7 +72,14 @@ class OnlineCodes:
         """
         if not self._is_checked:
             model = fitting_fingerprint(self._states.checkpoint, self.coder, self.settings.layer)
-            self.meta = store_meta(self.coder, self.settings, split="", auxiliary=model, blocks=None)
+            self.meta = store_meta(
+                self.coder,
+                self.settings,
+                split="",
+                auxiliary=model,
+                blocks=None,
+                alignment=alignment_of(self._states.checkpoint, self._states.data_bin),
+            )
             check_width(self._states.load_encoder(), self.coder)
             self._is_checked = True
         return self._states.load_encoder()

@@ -35,6 +35,8 @@ class StateRegressionConfig(FairseqDataclass):
 class StateRegressionCriterion(SummedCriterion):
     """Masked-LM cross entropy + ``regression_weight`` x mean squared error of hidden states, over all masked tokens.
 
+    ``state_loss`` in the log is the mean over the tokens that have a hidden state.
+
     The layer that predicts the states belongs to the criterion: checkpoints have it as ``criterion``, and the model
     stays a masked LM. ValueError if the task has no hidden states, or the weight is not positive.
     """
@@ -81,6 +83,7 @@ class StateRegressionCriterion(SummedCriterion):
             errors = self.regression(extra["transformed"][: len(states)], states).sum()
             loss = loss + self.regression_weight * errors
             logging_output["state_loss"] = errors.detach()
+            logging_output["states"] = states.any(dim=1).sum()
         else:
             self._warn_of_new_layer()
         logging_output["loss"] = loss.detach()
@@ -100,4 +103,4 @@ class StateRegressionCriterion(SummedCriterion):
         means.log("loss", "loss", masked, unit=BIT)
         means.log("mlm_loss", "mlm_loss", masked, unit=BIT)
         if means.has("state_loss"):
-            means.log("state_loss", "state_loss", masked)
+            means.log("state_loss", "state_loss", means.total("states"))

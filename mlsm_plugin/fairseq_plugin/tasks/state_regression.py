@@ -16,7 +16,7 @@ from fairseq.trainer import Trainer
 from torch import Tensor
 
 from mlsm_plugin.core.files.settings import option
-from mlsm_plugin.core.hidden_states.sources import source_of
+from mlsm_plugin.core.hidden_states.sources import alignment_of, source_of
 from mlsm_plugin.core.losses.state_regression import StateRegression
 from mlsm_plugin.core.masking.masked_share import samples_to_look_at
 from mlsm_plugin.fairseq_plugin.coding.masked_states import MaskedStates
@@ -28,6 +28,7 @@ from mlsm_plugin.fairseq_plugin.tasks.base_masked_lm import BaseMaskedLMConfig, 
 
 AUXILIARY = "states_of"  # keys of the state of the task: SHA-256 of the auxiliary model, and its layer
 LAYER = "states_layer"
+ALIGNMENT = "states_alignment"  # only if the auxiliary model has another vocabulary than the data
 NO_LATENT_HEAD = (
     "--task state_regression needs --arch mlsm_modern_base, mlsm_roberta_base, mlsm_deberta_base, or another size of "
     "these"
@@ -40,7 +41,7 @@ class StateRegressionTaskConfig(BaseMaskedLMConfig):
 
     # fairseq understands typing.Optional, but not `str | None`
     auxiliary_checkpoint: Optional[str] = option(  # noqa: UP045
-        None, help="checkpoint of the auxiliary model, or hf:PATH; the data must be in its tokens"
+        None, help="hf:PATH, for data of any tokenizer, or a checkpoint of fairseq with the vocabulary of the data"
     )
     auxiliary_layer: Optional[int] = option(  # noqa: UP045
         None, help="hidden state of the auxiliary model, by number: 0 is the embeddings (default: the last)"
@@ -86,8 +87,10 @@ class StateRegressionTask(BaseMaskedLMTask):
 
     def _states_record(self) -> dict[str, object]:
         """What decides the hidden states."""
-        checkpoint = self._masked_states.checkpoint
-        return {AUXILIARY: source_of(checkpoint).fingerprint_of(checkpoint), LAYER: self._masked_states.layer}
+        states = self._masked_states
+        model = source_of(states.checkpoint).fingerprint_of(states.checkpoint)
+        alignment = alignment_of(states.checkpoint, states.data_bin)
+        return {AUXILIARY: model, LAYER: states.layer, **({ALIGNMENT: alignment} if alignment else {})}
 
     def check_starts_from(self, checkpoint: Path, saved: CheckpointState) -> None:
         """See :meth:`PluginTask.check_starts_from`; also note whether the criterion's layer can be loaded."""
@@ -109,6 +112,10 @@ class StateRegressionTask(BaseMaskedLMTask):
             raise ValueError(
                 f"--auxiliary-layer is {state[LAYER]}, and the run began with {saved.get(LAYER)}; pass that, or "
                 "another --save-dir"
+            )
+        if saved.get(ALIGNMENT) != state.get(ALIGNMENT):
+            raise ValueError(
+                "the tokenizer of --auxiliary-checkpoint is another one than that of the run; pass another --save-dir"
             )
 
     def begin_run(self, trainer: Trainer, saved: CheckpointState) -> None:

@@ -58,6 +58,8 @@ def test_rows_without_content_are_empty(coder: Callable[[], SparseCoder]) -> Non
     codes = StateCodes(coder()).of_states(states(), content)
     assert (codes["atoms"][~content] == -1).all()
     assert (codes["weights"][~content] == 0).all()
+    without_state = StateCodes(coder()).of_states(states() * content[:, None])
+    np.testing.assert_array_equal(dense(without_state), dense(codes))
     whole = StateCodes(coder()).of_states(states())
     np.testing.assert_array_equal(dense(codes)[content], dense(whole)[content])
 

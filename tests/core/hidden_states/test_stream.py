@@ -126,3 +126,29 @@ def test_an_error_of_the_model_is_that_of_the_batch(
     with pytest.raises(ValueError, match="the model is broken"):
         list(islice(batches, 50))
     assert threads_of_streams() == []
+
+
+class Forgetful(FairseqEncoder):
+    """Knows nothing about each third id."""
+
+    knows_nothing = False
+
+    def hidden_states_of(self, tokens: Tensor, chosen: Tensor) -> Tensor:
+        known = (tokens[chosen] % 3 > 0) & (not self.knows_nothing)
+        return super().hidden_states_of(tokens, chosen) * known[:, None]
+
+
+def test_tokens_without_a_hidden_state_are_left_out(tiny: TinyData, reader: BlockReader) -> None:
+    encoder = Forgetful(tiny.model, tiny.data_bin, layer=0, device="cpu")
+    blocks = [block for index in range(len(reader)) for block in reader.block(index)]
+    positions, hidden = hidden_states_of(blocks, reader, encoder, max_tokens=4000)
+    kept = {int(place) for block in blocks for place in block.positions[block.tokens % 3 > 0] if place >= 0}
+    content = {int(place) for block in blocks for place in block.positions[reader.content_mask(block.tokens)]}
+    assert set(positions.tolist()) == kept & content < content
+    assert bool(hidden.any(dim=1).all())
+    for batch in islice(stream(reader, encoder).batches(), 30):
+        assert batch.shape == (100, 32)
+        assert bool(batch.any(dim=1).all())
+    encoder.knows_nothing = True
+    with pytest.raises(ValueError, match="the model knows none of the characters of the text"):
+        stream(reader, encoder).sample(10)

@@ -75,6 +75,18 @@ def test_bad_samples_are_errors(samples: list[torch.Tensor], message: str) -> No
         regression().standardize(samples)
 
 
+def test_tokens_without_a_state_have_no_error() -> None:
+    states = numbers(40, 6) + 5
+    with_none = torch.cat([states, torch.zeros(3, 6)])
+    layers = [regression(), regression()]
+    layers[0].standardize([states])
+    layers[1].standardize([with_none])
+    inputs = numbers(43, 4, seed=1)
+    errors = layers[1](inputs, with_none)
+    assert torch.equal(errors[:40], layers[0](inputs[:40], states))
+    assert torch.equal(errors[40:], torch.zeros(3))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_no_tokens_give_a_zero_with_gradients(dtype: torch.dtype) -> None:
     layer = regression().to(dtype)
