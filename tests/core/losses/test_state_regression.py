@@ -66,7 +66,7 @@ def test_a_small_sample_is_a_warning(number: int, warns: bool, caplog: pytest.Lo
     ("samples", "message"),
     [
         ([], "the sample of the text has 0 tokens with a hidden state; pass more text"),
-        ([torch.zeros(1, 6)], "has 1 tokens"),
+        ([torch.ones(1, 6)], "has 1 tokens"),
         ([torch.full((3, 6), torch.nan)], "hidden states that are not finite"),
     ],
 )
