@@ -211,8 +211,6 @@ def test_models_that_do_not_work_are_named(
     (partial / "model.safetensors").unlink()
     assert "has no weights (model.safetensors or pytorch_model.bin)" in refused(partial)
 
-    other = make_model("bert", pipeline.train_text, tmp_path / "bert")
-    assert f"binarize the text with --tokenizer hf:{other}" in refused(other)
     texts = ("--train", pipeline.valid_text, "--valid", pipeline.valid_text, "--output", tmp_path / "data")
     without = changed("without", "config.json")
     for file in ("tokenizer.json", "tokenizer_config.json"):
