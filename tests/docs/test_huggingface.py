@@ -80,11 +80,9 @@ def test_a_small_encoder_comes_out_of_a_published_one(folder: Path) -> None:
 def test_a_student_of_fairseq_has_its_own_vocabulary(folder: Path) -> None:
     commands = bash_blocks(read("docs/small_encoder.md"))[-1].replace("TEACHER", "MODEL").replace("4000", "300")
     commands = commands.replace("--atoms 500", "--atoms 40 --k 4").replace("--tokens 100000", "--tokens 500")
-    commands = commands.replace("-per-sample 128", "-per-sample 32").replace("--layer 5", "--layer 3")
+    commands = commands.replace("--layer 5", "--layer 3")
     commands = commands.replace(" --output dict", " --tokens-per-sample 32 --output dict")
-    commands = commands.replace("1000 --save-dir", "2 --cpu --save-dir").replace("modern_small", "modern_tiny")
-    run_in(folder, commands)
-    assert (folder / "student" / "checkpoint_last.pt").is_file()
+    assert "--task masked_latent_semantic" in run_in(folder, commands)
 
 
 @pytest.mark.usefixtures("warm_python")
