@@ -60,7 +60,7 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
     )
     print(figures.table())
     print(f"{figures.output}: dictionary of {figures.dictionary_symbols:,} symbols")
-    print_next("Train masked LM with", masked_lm_command(args.output, SAVE_DIR))
+    print_next("Train masked LM with", masked_lm_command(args.output, SAVE_DIR, figures.splits["train"].tokens))
     return 0
 
 

@@ -75,17 +75,11 @@ def encode_command(data_bin: PathLike, auxiliary: str, dictionary: PathLike, use
     return shlex.join(words + (["--user-dir", user_dir] if user_dir else []))
 
 
-def masked_lm_command(data_bin: PathLike, save_dir: PathLike) -> str:
-    """The ``fairseq-train`` command that trains plain masked LM on a dataset."""
-    from mlsm_plugin.fairseq_plugin.pipelines.training_recipe import (
-        PLAIN,
-        TrainingPlan,
-        shell_command,
-        tokens_in,
-        training_words,
-    )
+def masked_lm_command(data_bin: PathLike, save_dir: PathLike, tokens: int) -> str:
+    """The ``fairseq-train`` command that trains plain masked LM on a dataset with this many training tokens."""
+    from mlsm_plugin.fairseq_plugin.pipelines.training_recipe import PLAIN, TrainingPlan, shell_command, training_words
 
-    plan = TrainingPlan(tokens_in(data_bin), BLOCKS, PLAIN)
+    plan = TrainingPlan(tokens, BLOCKS, PLAIN)
     return shell_command(training_words(data_bin, save_dir, plan))
 
 

@@ -68,7 +68,7 @@ def test_training_command_is_one_of_mlsm_on_the_blocks_of_the_codes(tiny: TinyDa
 
 
 def test_masked_lm_command_is_one_of_plain_masked_lm(tiny: TinyData) -> None:
-    words = words_of(masked_lm_command(tiny.data_bin, ODD))
+    words = words_of(masked_lm_command(tiny.data_bin, ODD, 10_000))
     args = options.parse_args_and_arch(options.get_training_parser(), words[1:])
     assert (args.data, args.save_dir, args.task) == (str(tiny.data_bin), ODD, "plain_masked_lm")
     assert (args.sample_break_mode, args.tokens_per_sample) == ("none", 128)
