@@ -8,6 +8,7 @@ from mlsm_plugin.cli.coding_options import add_output, add_texts, add_workers
 from mlsm_plugin.cli.next_commands import masked_lm_command, print_next
 from mlsm_plugin.cli.settings_flags import add_settings, settings_of
 from mlsm_plugin.core.files.hf_files import HF_PREFIX
+from mlsm_plugin.core.files.output_lock import only_writer
 from mlsm_plugin.core.text.unknown_tokens import KnownText
 
 FAIRSEQ = "fairseq"
@@ -42,7 +43,8 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
     """Binarize the splits and print their statistics."""
     settings_of(KnownText, args)  # raises ValueError if --max-unk-rate is not a share
     if args.format == SEQUENCES:
-        return _write_sequences(args)
+        with only_writer(args.output):
+            return _write_sequences(args)
     from mlsm_plugin.fairseq_plugin.text.binarize import binarize
 
     if args.max_length is not None:
