@@ -5,7 +5,7 @@ import math
 import re
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import islice, pairwise
@@ -23,6 +23,7 @@ from mlsm_plugin.core.coding.settings import StageSettings
 from mlsm_plugin.core.coding.split_coder import CodingSettings
 from mlsm_plugin.core.files.atomic_files import PathLike, atomic_open, sha256_of_files
 from mlsm_plugin.core.files.output_lock import in_turn
+from mlsm_plugin.core.files.process_rank import ProcessRank
 from mlsm_plugin.core.files.settings import identity
 from mlsm_plugin.core.files.step_record import RECORD, Step, StepRecord
 from mlsm_plugin.core.hidden_states.settings import BlockSettings
@@ -261,40 +262,62 @@ def train(
     ledger = open_ledger(files, settings, ledger_of_teacher)
     flags += ["--seed", str(learning.seed), *block_flags(blocks), *FLAGS_OF_OBJECTIVE.get(settings.objective, ())]
     cfg = configuration_of([str(output), *default_flags(1, arch, flags), *flags])
-    decides = _decisions(settings, ledger, learning, blocks, cfg)
-    decides["arch"] = arch
-    decides["ranks"] = process.world_size
-    decides["auxiliary"] = None if teacher is None else sha256_of_files(teacher)
-    decides["vocab_size"] = None if new_tokenizer is None else new_tokenizer.vocab_size
+    decides = {
+        **_decisions(settings, ledger, learning, blocks, cfg),
+        "arch": arch,
+        "ranks": process.world_size,
+        "auxiliary": None if teacher is None else sha256_of_files(teacher),
+        "vocab_size": None if new_tokenizer is None else new_tokenizer.vocab_size,
+    }
     output.mkdir(parents=True, exist_ok=True)
     record = StepRecord(output / RECORD)
     with in_turn(output):  # the first of several ranks does the work
         _begin(record, decides)
         ledger = _continued(ledger, output, settings.license)
-        tokenizer_folder = teacher.parent if teacher else output / "tokenizer"
         if new_tokenizer is not None:
             new_tokenizer = resumed_settings(new_tokenizer, record.settings_of("tokenizer"))
-        for step in _steps(files, output, tokenizer_folder, new_tokenizer, workers):
-            record.run(step)
-        if teacher is not None:
-            for step in _steps_to_codes(output, str(teacher), learning, blocks):
-                record.run(step)
+        _make_data(record, files, teacher, new_tokenizer, learning, blocks, workers)
         write_word_plan(output / WORD_PLAN, ledger.planned, ledger.names)
     if teacher is not None:
         flags += [*FLAGS_WITH_CODES, "--mlm-weight", str(StageSettings().mlm_weight)]
     flags += ["--count-words", str(output / WORD_PLAN), "--max-epoch", str(ledger.epochs), "--disable-validation"]
     max_update = updates_of_epochs(output / "data-bin", cfg, ledger.epochs, process.world_size)
     in_stages = settings.objective == "mlsm+mlm" and teacher is None
-    # on a CPU, exports slow the training
-    on_gpu = process.rank == 0 and "--cpu" not in flags and torch.cuda.is_available()
     begin = time.perf_counter()
-    with exporting(output, ledger) if on_gpu else nullcontext():
+    with _exports(output, ledger, process, flags):
         _pretrain(output, learning if in_stages else None, blocks, arch=arch, max_update=max_update, flags=flags)
     if process.rank > 0:
         return None
     seconds = ledger.seconds.get("training", 0) + time.perf_counter() - begin
     ledger.seconds["training"] = round(seconds, 1)
     return ledger, _finished(ledger, output, early_end(output / "model", max_update, flags))
+
+
+def _make_data(
+    record: StepRecord,
+    files: Sequence[Path],
+    teacher: Path | None,
+    new_tokenizer: TokenizerSettings | None,
+    learning: LearningSettings,
+    blocks: BlockSettings,
+    workers: int,
+) -> None:
+    """Run the incomplete steps to a dataset, and to the codes of a ``teacher``, whose tokenizer the run then has."""
+    output = record.path.parent
+    tokenizer = teacher.parent if teacher else output / "tokenizer"
+    for step in _steps(files, output, tokenizer, new_tokenizer, workers):
+        record.run(step)
+    if teacher is not None:
+        for step in _steps_to_codes(output, str(teacher), learning, blocks):
+            record.run(step)
+
+
+def _exports(
+    output: Path, ledger: Ledger, process: ProcessRank, flags: Sequence[str]
+) -> AbstractContextManager[object]:
+    """A context in which the first process exports during the training; on a CPU, this would slow the training."""
+    on_gpu = process.rank == 0 and "--cpu" not in flags and torch.cuda.is_available()
+    return exporting(output, ledger) if on_gpu else nullcontext()
 
 
 def _pretrain(
