@@ -1,4 +1,4 @@
-"""``mlsm encode`` as a step of datatrove, whose executors run it on one machine, under Slurm or on Ray.
+"""``mlsm encode`` and ``mlsm search index`` as steps of datatrove, for one machine, Slurm or Ray.
 
 Importing this module needs datatrove: ``pip install 'mlsm_plugin[datatrove]'``.
 """
@@ -17,22 +17,21 @@ if TYPE_CHECKING:
 CHOSEN_HERE = ("--process-index", "--num-processes")
 
 
-class EncodeCorpus(PipelineStep):
-    """Codes a corpus in as many tasks as the executor has; task I of N codes the shards I, I + N, I + 2N, ...
+class CommandInTasks(PipelineStep):
+    """Runs an ``mlsm`` command in as many tasks as the executor has; task I of N does every N-th piece of the work.
 
-    A task that fails or is killed is repeated by the executor, and codes only what is missing. The last task completes
-    the store, whose bytes do not depend on the number of tasks. Documents of earlier steps are handed on.
+    A task that fails or is killed is repeated by the executor, and does only what is missing. The last task completes
+    the folder, whose bytes do not depend on the number of tasks. Documents of earlier steps are handed on.
 
     Args:
-        words: the arguments of ``mlsm encode``, without ``--process-index`` and ``--num-processes``. ``--threads`` is
-            the number of cores of a task.
+        words: the arguments of the command, without ``--process-index`` and ``--num-processes``. ``--threads`` is the
+            number of cores of a task.
 
     Raises:
         ValueError: the words hold an option that the executor decides.
     """
 
-    name = "mlsm encode"
-    type = "sparse codes"
+    command: tuple[str, ...]
 
     def __init__(self, *words: str) -> None:
         super().__init__()
@@ -42,18 +41,37 @@ class EncodeCorpus(PipelineStep):
         self.words = words
 
     def run(self, data: "Iterator[Document] | None" = None, rank: int = 0, world_size: int = 1) -> "Iterator[Document]":
-        """Code the shards of a task; the log of the task gets the error of ``mlsm encode``.
+        """Do the share of a task; the log of the task gets the error of the command.
 
-        ValueError, OSError or ImportError if ``mlsm encode`` fails, ValueError if it does not take the words,
-        RuntimeError if its status is not 0.
+        ValueError, OSError or ImportError if the command fails, ValueError if it does not take the words, RuntimeError
+        if its status is not 0.
         """
         yield from data or ()
         share = ["--process-index", str(rank), "--num-processes", str(world_size)]
+        shown = shlex.join(["mlsm", *self.command, *self.words])
         with self.track_time():
             try:
-                status = run_command(["encode", *self.words, *share])
+                status = run_command([*self.command, *self.words, *share])
             except SystemExit:  # it would end the process of the task, for which datatrove would wait forever
-                words = shlex.join(self.words)
-                raise ValueError(f"`mlsm encode {words}` is wrong usage; the output of the process says why") from None
+                raise ValueError(f"`{shown}` is wrong usage; the output of the process says why") from None
         if status != 0:
-            raise RuntimeError(f"mlsm encode ended with status {status} in task {rank} of {world_size}")
+            raise RuntimeError(f"`{shown}` ended with status {status} in task {rank} of {world_size}")
+
+
+class EncodeCorpus(CommandInTasks):
+    """``mlsm encode``: the codes of a corpus, by shards of ``--shard-tokens``."""
+
+    name = "mlsm encode"
+    type = "sparse codes"
+    command = ("encode",)
+
+
+class IndexDocuments(CommandInTasks):
+    """``mlsm search index``: an index of documents, by batches of ``--shard-documents``.
+
+    Every task reads all files, and the last one merges the batches.
+    """
+
+    name = "mlsm search index"
+    type = "search index"
+    command = ("search", "index")

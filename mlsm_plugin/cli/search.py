@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import re
 import shlex
 import sys
@@ -9,9 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mlsm_plugin.cli.actions import actions_of
-from mlsm_plugin.cli.coding_options import add_output
+from mlsm_plugin.cli.coding_options import add_output, add_share_options
 from mlsm_plugin.cli.next_commands import print_next
 from mlsm_plugin.cli.settings_flags import add_settings, settings_of
+from mlsm_plugin.core.files.process_rank import process_rank
 from mlsm_plugin.core.hidden_states.settings import ModelRun
 from mlsm_plugin.search.settings import IndexSettings
 
@@ -41,6 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_output(index, "folder of the index")
     add_settings(index, IndexSettings)
     add_settings(index, ModelRun, only=("device", "threads"))
+    add_share_options(index)
 
     export = add("export", "write the codes of an index as sparse vectors for another search engine", run_export)
     export.epilog = EXAMPLE_OF_EXPORT
@@ -78,14 +81,24 @@ def needs_fairseq(args: argparse.Namespace) -> bool:
 
 def run_index(args: argparse.Namespace, extra: list[str]) -> int:
     """Build the index, and print its size."""
+    import torch
+
     from mlsm_plugin.core.sparse_coding.sparse_coder import torch_threads
     from mlsm_plugin.search.index import build_index
     from mlsm_plugin.search.text_codes import open_text_coder
 
     settings: IndexSettings = settings_of(IndexSettings, args)
-    coder = open_text_coder(args.model, args.dictionary, device=args.device)
+    process = process_rank(args.process_index, args.num_processes, os.environ)
+    device = args.device or process.device(torch.cuda.device_count())
+    coder = open_text_coder(args.model, args.dictionary, device=device)
     with torch_threads(args.threads):
-        figures = build_index(args.documents, coder, args.output, settings)
+        figures = build_index(args.documents, coder, args.output, settings, process)
+    if figures is None:
+        print(
+            f"process {process.rank} of {process.world_size} is done; batches of other processes are missing (if one "
+            "failed, run the same command again)"
+        )
+        return 0
     size = figures["bytes"] / figures["documents"]
     print(f"{figures['documents']:,} documents, {size:,.0f} bytes for each: {args.output}")
     if figures["empty"]:

@@ -3,9 +3,11 @@
 import io
 import itertools
 import logging
+import math
 import shutil
 from array import array
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,8 +16,9 @@ import numpy as np
 import scipy.sparse as sp
 
 from mlsm_plugin.core.files.atomic_files import PathLike, atomic_open, read_json, sha256_of_files, write_json, write_npy
-from mlsm_plugin.core.files.output_lock import only_writer
+from mlsm_plugin.core.files.output_lock import in_turn, only_writer
 from mlsm_plugin.core.files.planned_folder import PLAN_FILE, PlannedFolder
+from mlsm_plugin.core.files.process_rank import SINGLE_PROCESS, ProcessRank
 from mlsm_plugin.core.files.progress import Progress
 from mlsm_plugin.core.text.text_files import check_text
 from mlsm_plugin.search.bm25 import OF_CODES, OF_WORDS, TermScores, best, fused, write_term_scores
@@ -68,7 +71,8 @@ def build_index(
     coder: TextCoder,
     output: PathLike,
     settings: IndexSettings = IndexSettings(),  # noqa: B008
-) -> dict[str, int]:
+    process: ProcessRank = SINGLE_PROCESS,
+) -> dict[str, int] | None:
     """Index the documents of some files; the same call resumes after a stop.
 
     Args:
@@ -76,9 +80,12 @@ def build_index(
         coder: makes the codes.
         output: folder of the index.
         settings: lines per passage, documents per shard, tokens per batch.
+        process: the shards of one of several processes are written; the process that finds all of them there merges
+            them.
 
     Returns:
-        the number of ``documents``, of ``empty`` documents (without a token), and of ``bytes`` in the index.
+        the number of ``documents``, of ``empty`` documents (without a token), and of ``bytes`` in the index; None while
+        shards of other processes are missing.
 
     Raises:
         ValueError: a file is not text, there are no documents, or the folder holds other files, or an index begun with
@@ -94,18 +101,25 @@ def build_index(
     }
     folder = PlannedFolder(output, plan)
     _check_folder(folder)
-    with only_writer(output):
+    shards = folder.directory / "shards"
+    with only_writer(output) if process.world_size == 1 else nullcontext():
         if folder.is_complete():
             return dict(folder.sealed_content()["figures"])
         number_of_documents = _checked_number(read_documents(paths, passage_lines=settings.passage_lines))
         folder.begin()
-        shards = folder.directory / "shards"
         shards.mkdir(exist_ok=True)
         documents = read_documents(paths, passage_lines=settings.passage_lines)
-        number_of_shards = _write_shards(documents, number_of_documents, coder, shards, settings)
-        figures = _merge(folder.directory, shards, number_of_shards, coder)
-        folder.seal({**plan, "origin": coder.origin, "num_atoms": coder.num_atoms, "figures": figures})
-        shutil.rmtree(shards)
+        _write_shards(documents, number_of_documents, coder, shards, settings, process)
+        with in_turn(folder.directory):
+            if folder.is_sealed:  # by another process
+                shutil.rmtree(shards, ignore_errors=True)
+                return dict(folder.sealed_content()["figures"])
+            number_of_shards = math.ceil(number_of_documents / settings.shard_documents)
+            if not all(_is_written(shards, number) for number in range(number_of_shards)):
+                return None
+            figures = _merge(folder.directory, shards, number_of_shards, coder)
+            folder.seal({**plan, "origin": coder.origin, "num_atoms": coder.num_atoms, "figures": figures})
+            shutil.rmtree(shards)
     return figures
 
 
@@ -164,18 +178,26 @@ def _checked_number(documents: Iterator[Document]) -> int:
 
 
 def _write_shards(
-    documents: Iterator[Document], total: int, coder: TextCoder, shards: Path, settings: IndexSettings
-) -> int:
-    """Write the missing shards; returns the number of all shards."""
-    number = 0
+    documents: Iterator[Document],
+    total: int,
+    coder: TextCoder,
+    shards: Path,
+    settings: IndexSettings,
+    process: ProcessRank,
+) -> None:
+    """Write the missing shards of a process; the progress counts all documents, also those of other processes."""
     with Progress(total=total, desc="indexing", unit="document") as progress:
-        while batch := list(itertools.islice(documents, settings.shard_documents)):
-            last_file = shards / f"{number:06d}.codes.npz"
-            if not last_file.is_file():
+        for number in itertools.count():
+            batch = list(itertools.islice(documents, settings.shard_documents))
+            if not batch:
+                break
+            if process.owns(number) and not _is_written(shards, number):
                 _write_shard(batch, coder, shards, number, settings.batch_tokens)
             progress.update(len(batch))
-            number += 1
-    return number
+
+
+def _is_written(shards: Path, number: int) -> bool:
+    return (shards / f"{number:06d}.codes.npz").is_file()  # the last file of a shard
 
 
 def _write_shard(batch: list[Document], coder: TextCoder, shards: Path, number: int, batch_tokens: int) -> None:

@@ -1,10 +1,11 @@
-"""``mlsm encode`` as a step of datatrove: the store is that of one process, also if a task was killed."""
+"""``mlsm`` commands as steps of datatrove: the result is that of one process, also if a task was killed."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,11 @@ import yaml
 from mlsm_plugin.cli.datatrove_step import EncodeCorpus
 from tests.cli.coding_runs import contents, copy_without_codes, encode_words, kill_once_there
 from tests.conftest import REPOSITORY, Pipeline, mlsm
+from tests.search.searched import make_encoder, write_documents
+from tests.tiny_models import TinyData
 
 SMALL_SHARDS = ("--shard-tokens", 100, "--batch-tokens", 200, "--threads", 1)
-SCRIPT = REPOSITORY / "examples" / "datatrove" / "encode.py"
+EXAMPLE = REPOSITORY / "examples" / "datatrove"
 
 
 def test_what_the_executor_decides_is_refused() -> None:
@@ -41,21 +44,37 @@ def test_tasks_code_what_one_process_codes_and_a_killed_run_goes_on(pipeline: Pi
     alone = copy_without_codes(pipeline.data_bin, tmp_path / "alone")
     mlsm(*encode_words(pipeline, alone, *SMALL_SHARDS))
     data = copy_without_codes(pipeline.data_bin, tmp_path / "data-bin")
-    settings = yaml.safe_load(SCRIPT.with_suffix(".yaml").read_text(encoding="utf-8"))
-    settings["encode"] = [str(word) for word in encode_words(pipeline, data, *SMALL_SHARDS)[1:]]
-    (tmp_path / "encode.yaml").write_text(yaml.safe_dump(settings), encoding="utf-8")
-    command = [sys.executable, SCRIPT, tmp_path / "encode.yaml"]
-    path = os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-
-    process = subprocess.Popen(
-        command, cwd=tmp_path, env=environment, text=True, stderr=subprocess.PIPE, start_new_session=True
-    )
-    kill_once_there(process, data / "valid.codes" / "plan.json")
-    assert not (data / "valid.codes" / "meta.json").exists()
-    subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True)
+    words = encode_words(pipeline, data, *SMALL_SHARDS)[1:]
+    run_killed_and_again(tmp_path, "encode", words, data / "valid.codes")
     assert contents(data / "valid.codes") == contents(alone / "valid.codes")
     assert len(list((tmp_path / "logs" / "completions").iterdir())) == 2
 
-    again = subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True, text=True)
+
+@pytest.mark.slow
+def test_tasks_index_what_one_process_indexes_and_a_killed_run_goes_on(tiny: TinyData, tmp_path: Path) -> None:
+    model, dictionary = make_encoder(tiny.text, tmp_path)
+    write_documents(tiny.text, tmp_path / "docs.txt")
+    words: list[object] = [tmp_path / "docs.txt", "--model", model, "--dictionary", dictionary]
+    words += ["--shard-documents", 3, "--threads", 1, "--output"]
+    mlsm("search", "index", *words, tmp_path / "alone")
+    run_killed_and_again(tmp_path, "index", [*words, tmp_path / "index"], tmp_path / "index")
+    assert contents(tmp_path / "index") == contents(tmp_path / "alone")
+    assert len(list((tmp_path / "index-logs" / "completions").iterdir())) == 2
+
+
+def run_killed_and_again(folder: Path, step: str, words: Sequence[object], output: Path) -> None:
+    """Run an example with other words: killed as soon as the output is begun, run to its end, and once more."""
+    settings = yaml.safe_load((EXAMPLE / f"{step}.yaml").read_text(encoding="utf-8"))
+    settings[step] = [str(word) for word in words]
+    (folder / "settings.yaml").write_text(yaml.safe_dump(settings), encoding="utf-8")
+    command = [sys.executable, EXAMPLE / "run_tasks.py", folder / "settings.yaml"]
+    path = os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        command, cwd=folder, env=environment, text=True, stderr=subprocess.PIPE, start_new_session=True
+    )
+    kill_once_there(process, output / "plan.json")
+    assert not (output / "meta.json").exists()
+    subprocess.run(command, cwd=folder, env=environment, check=True, capture_output=True)
+    again = subprocess.run(command, cwd=folder, env=environment, check=True, capture_output=True, text=True)
     assert "all 2 tasks have already been completed" in again.stderr

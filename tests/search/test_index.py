@@ -9,10 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mlsm_plugin.core.files.process_rank import ProcessRank
 from mlsm_plugin.search import index as index_module
 from mlsm_plugin.search.index import SearchIndex, build_index, word_counts
 from mlsm_plugin.search.settings import IndexSettings
 from mlsm_plugin.search.text_codes import DictionaryCodes
+from tests.cli.coding_runs import contents
 from tests.search.searched import make_encoder, write_documents
 from tests.tiny_hf_models import make_model_with_own_tokens
 from tests.tiny_models import TinyData
@@ -94,10 +96,30 @@ def test_a_stopped_index_goes_on_and_equals_one_that_never_stopped(
     monkeypatch.setattr(index_module, "_write_shard", rest)
     build_index([text], coder, tmp_path / "stopped", SMALL)
     assert written == [0, 1, 2, 3, 4]
-    files = sorted(path.name for path in (tmp_path / "whole").iterdir())
-    assert files == sorted(path.name for path in (tmp_path / "stopped").iterdir())
-    for name in files:
-        assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "stopped" / name).read_bytes(), name
+    assert contents(tmp_path / "stopped") == contents(tmp_path / "whole")
+
+
+def test_processes_that_share_the_work_write_the_index_of_one_process(
+    coder: DictionaryCodes, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    figures = build_index([text], coder, tmp_path / "whole", SMALL)
+    write = index_module._write_shard
+    written: list[int] = []
+
+    def noted(*arguments: object) -> None:
+        written.append(arguments[3])  # type: ignore[arg-type]
+        write(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(index_module, "_write_shard", noted)
+    assert build_index([text], coder, tmp_path / "shared", SMALL, ProcessRank(2, 3)) is None
+    assert build_index([text], coder, tmp_path / "shared", SMALL, ProcessRank(0, 3)) is None
+    with pytest.raises(ValueError, match="not finished; run the same"):
+        SearchIndex(tmp_path / "shared", coder)
+    assert build_index([text], coder, tmp_path / "shared", SMALL, ProcessRank(1, 2)) is None
+    assert build_index([text], coder, tmp_path / "shared", SMALL, ProcessRank(0, 2)) == figures
+    assert written == [2, 0, 3, 1, 4]
+    assert build_index([text], coder, tmp_path / "shared", SMALL, ProcessRank(1, 3)) == figures
+    assert contents(tmp_path / "shared") == contents(tmp_path / "whole")
 
 
 def test_other_files_another_model_and_no_index_are_one_line(
