@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """How well do codes find passages? nDCG@10 of sentences as queries for the passage from which they were taken.
 
-    python research/search_by_codes.py TEXT --model ENCODER --dictionary DICT_DIR
+    python research/search_by_codes.py TEXT --model ENCODER [--dictionary DICT_DIR ...]
 
-The dictionary must not be learned from TEXT. Rows: the mean vector of the coded layer, the codes over the dictionary
-and over random atoms, words, words and codes by rank fusion, and the vectors of the whole model.
+The dictionary must not be learned from TEXT; without one, the latent head of ENCODER predicts the codes. Rows: words,
+the sentence vectors of the whole model, the codes, their fusions with both, and the mean vector of the coded layer.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from mlsm_plugin.evaluation.quality_settings import QualitySettings
 from mlsm_plugin.evaluation.sentence_encoders import HuggingFaceSentences
 from mlsm_plugin.search.bm25 import OF_CODES, OF_WORDS, TermScores, best, fused, write_term_scores
 from mlsm_plugin.search.index import HASHED_WORDS, word_counts
-from mlsm_plugin.search.text_codes import DictionaryCodes
+from mlsm_plugin.search.text_codes import DictionaryCodes, TextCoder, open_text_coder
 
 COUNT = 1000  # passages of each ranking in a fusion
 TEXTS_AT_ONCE = 500
@@ -42,7 +42,7 @@ def by_vectors(passages: np.ndarray, queries: np.ndarray) -> list[np.ndarray]:
     return list(np.argsort(-(unit_queries @ unit_passages.T), axis=1)[:, :COUNT])
 
 
-def by_codes(coder: DictionaryCodes, retrieval: Retrieval, folder: Path) -> list[np.ndarray]:
+def by_codes(coder: TextCoder, retrieval: Retrieval, folder: Path) -> list[np.ndarray]:
     """Rankings by BM25 over codes."""
     counts = []
     for first in range(0, len(retrieval.passages), TEXTS_AT_ONCE):
@@ -66,7 +66,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("text", help="passages: a sentence a line, blank lines between documents")
     parser.add_argument("--model", required=True)
-    parser.add_argument("--dictionary", nargs="+", required=True)
+    parser.add_argument("--dictionary", nargs="+", default=[None], help="default: the model's own latent head")
     parser.add_argument("--passages", type=int, default=2500)
     parser.add_argument("--queries", type=int, default=1000)
     args = parser.parse_args()
@@ -91,10 +91,10 @@ def main() -> None:
         dense = by_vectors(whole.vectors(retrieval.passages), whole.vectors(retrieval.queries))
         show("the model's sentence vectors", dense)
         for dictionary in args.dictionary:
-            coder = DictionaryCodes(args.model, dictionary)
+            coder = open_text_coder(args.model, dictionary)
             codes = by_codes(coder, retrieval, folder)
-            label = f"{Path(dictionary).name} (layer {coder.origin['layer']}, {coder.num_atoms} atoms)"
-            show(f"codes: {label}", codes)
+            source = "own head" if dictionary is None else f"{Path(dictionary).name}, layer {coder.layer}"
+            show(f"codes: {source}, {coder.num_atoms} atoms", codes)
             fusion = [np.array([number for number, _ in fused(pair, COUNT)]) for pair in zip(words, codes, strict=True)]
             show("    with words", fusion)
             all_three = [
@@ -102,7 +102,8 @@ def main() -> None:
                 for rankings in zip(words, codes, dense, strict=True)
             ]
             show("    with words and sentence vectors", all_three)
-            show("    mean vector of the layer", by_vectors(*layer_vectors(coder, retrieval)))
+            if isinstance(coder, DictionaryCodes):
+                show("    mean vector of the layer", by_vectors(*layer_vectors(coder, retrieval)))
 
 
 def layer_vectors(coder: DictionaryCodes, retrieval: Retrieval) -> tuple[np.ndarray, np.ndarray]:
