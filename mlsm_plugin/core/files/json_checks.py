@@ -10,15 +10,17 @@ from typing import Any
 JsonObject = dict[str, Any]  # a JSON object, or a configuration of JSON values
 Check = Callable[[object], str | None]
 LARGEST = 1 << 48  # of counts of tokens, atoms or bytes
+MAKE_AGAIN = "if a step of mlsm wrote it, delete it and run that step again"
 
 
-def check_json(value: object, check: Check, where: object) -> Any:
-    """Return ``value`` if it passes ``check``; else raise ValueError with the file ``where`` and the place in it."""
+def check_json(value: object, check: Check, where: object, *, advice: str = MAKE_AGAIN) -> Any:
+    """Return ``value`` if it passes ``check``.
+
+    Otherwise raise ValueError with the file ``where``, the place in it, and the ``advice`` on what to do.
+    """
     problem = check(value)
     if problem is not None:
-        raise ValueError(
-            f"{where} is not valid: {problem}; if a step of mlsm wrote it, delete it and run that step again"
-        )
+        raise ValueError(f"{where} is not valid: {problem}; {advice}")
     return value
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from mlsm_plugin.core.files.atomic_files import sha256_of_files, write_json
 from mlsm_plugin.core.files.json_checks import JsonObject, check_json, fields, number, text, values
-from mlsm_plugin.core.files.planned_folder import check_same, differences, read_record
+from mlsm_plugin.core.files.planned_folder import RESTORE, check_same, differences, read_record
 from mlsm_plugin.core.files.process_rank import SINGLE_PROCESS, ProcessRank
 from mlsm_plugin.core.files.progress import still_running
 
@@ -102,10 +102,13 @@ class StepRecord:
         """Record settings that a training must be resumed with.
 
         Only those in ``fixed`` must be the recorded ones; None: all. Settings that an earlier version did not record
-        are recorded now. ValueError lists the differences and ends with the ``advice``.
+        are recorded now. ValueError lists the differences and ends with the ``advice``, or says that the record is
+        damaged.
         """
         settings = json.loads(json.dumps(settings))
         before = self.settings_of(name)
+        if not before and name in self._recorded():
+            raise ValueError(f"{self.path} is not valid: {name} has no settings; {RESTORE}")
         kept = {key: value for key, value in before.items() if fixed is None or key in fixed}
         check_same(self.path.parent, kept, {key: settings.get(key) for key in kept}, advice)
         self._write_entry(name, {"signature": {"settings": settings}})
@@ -165,7 +168,7 @@ class StepRecord:
         return changed_file({path: outputs[path] for path in outputs if path not in editable})
 
     def _recorded(self) -> JsonObject:
-        return check_json(read_record(self.path) or {}, STEPS, self.path)
+        return check_json(read_record(self.path) or {}, STEPS, self.path, advice=RESTORE)
 
     def _plan(self, step: Step, before: str) -> JsonObject:
         inputs = [sha256_of_files(path) for path in step.inputs]

@@ -299,6 +299,25 @@ def test_settings_of_a_training_are_kept(tmp_path):
     assert record.settings_of("data") == {"seed": 2}
 
 
+@pytest.mark.parametrize(
+    ("entry", "problem"),
+    [
+        (3, "3 is not a dictionary"),
+        ({"signature": {}}, "has no settings"),
+        ({"signature": {"settings": [1]}}, "has no settings"),
+    ],
+)
+def test_a_training_does_not_go_on_without_its_settings(tmp_path, entry, problem):
+    """Nor does the error advise to delete them."""
+    record = StepRecord(tmp_path / "steps.json")
+    write_json(record.path, {"data": entry})
+    before = record.path.read_bytes()
+    message = rf"steps\.json is not valid: data:? {problem}; restore it, or begin in an empty folder$"
+    with pytest.raises(ValueError, match=message):
+        record.keep_settings("data", {"seed": 1}, "")
+    assert record.path.read_bytes() == before
+
+
 def test_a_training_in_the_folder_of_a_chain_outlives_its_changes(chain):
     record = StepRecord(chain.folder / "steps.json")
     record.keep_settings("run", {"seed": 1}, "")
