@@ -15,8 +15,15 @@ def main() -> None:
     """Run the tasks that are not complete yet."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("settings", type=Path, help="YAML file, such as examples/datatrove/encode.yaml")
-    settings = yaml.safe_load(parser.parse_args().settings.read_text(encoding="utf-8"))
-    pipeline = [step(*map(str, settings[name])) for name, step in STEPS.items() if name in settings]
+    path = parser.parse_args().settings
+    settings = yaml.safe_load(path.read_text(encoding="utf-8"))
+    pipeline = []
+    for name, step in STEPS.items():
+        if name in settings:
+            words = [str(word) for word in settings[name]]
+            pipeline.append(step(*words))
+    if not pipeline:
+        parser.error(f"{path} has neither encode nor index")
     # SlurmPipelineExecutor and RayPipelineExecutor take the same pipeline, tasks and logging_dir
     LocalPipelineExecutor(pipeline, **settings["executor"]).run()
 

@@ -40,6 +40,17 @@ def test_words_that_are_wrong_usage_are_a_failed_task(capsys: pytest.CaptureFixt
 
 
 @pytest.mark.slow
+def test_settings_without_a_step_are_one_line(tmp_path: Path) -> None:
+    (tmp_path / "settings.yaml").write_text("enocde: [data-bin]\nexecutor: {tasks: 1}\n", encoding="utf-8")
+    command = [sys.executable, EXAMPLE / "run_tasks.py", tmp_path / "settings.yaml"]
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    result = subprocess.run(command, cwd=tmp_path, env=environment, check=False, capture_output=True, text=True)
+    assert result.returncode == 2
+    assert "settings.yaml has neither encode nor index" in result.stderr.splitlines()[-1]
+    assert not (tmp_path / "logs").exists()
+
+
+@pytest.mark.slow
 def test_tasks_code_what_one_process_codes_and_a_killed_run_goes_on(pipeline: Pipeline, tmp_path: Path) -> None:
     alone = copy_without_codes(pipeline.data_bin, tmp_path / "alone")
     mlsm(*encode_words(pipeline, alone, *SMALL_SHARDS))
