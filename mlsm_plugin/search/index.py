@@ -5,6 +5,7 @@ import itertools
 import logging
 import math
 import shutil
+import zipfile
 from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
@@ -109,7 +110,14 @@ def build_index(
         folder.begin()
         shards.mkdir(exist_ok=True)
         documents = read_documents(paths, passage_lines=settings.passage_lines)
-        _write_shards(documents, number_of_documents, coder, shards, settings, process)
+        try:
+            _write_shards(documents, number_of_documents, coder, shards, settings, process)
+        except FileNotFoundError:
+            if not folder.is_sealed:  # otherwise another process has merged and removed the shards
+                raise
+        for path, before in zip(paths, folder.plan["files"], strict=True):
+            if sha256_of_files(path) != before:
+                raise ValueError(f"{path} changed while it was indexed; delete {output} and run the same command again")
         with in_turn(folder.directory):
             if folder.is_sealed:  # by another process
                 shutil.rmtree(shards, ignore_errors=True)
@@ -217,7 +225,7 @@ def _merge(folder: Path, shards: Path, number_of_shards: int, coder: TextCoder) 
 
     def matrices(part: str) -> Iterator[sp.csr_matrix]:
         for number in range(number_of_shards):
-            yield sp.csr_matrix(sp.load_npz(shards / f"{number:06d}.{part}.npz"))
+            yield _read_matrix(shards / f"{number:06d}.{part}.npz")
 
     write_term_scores(folder, "codes", coder.num_atoms, lambda: matrices("codes"), OF_CODES)
     write_term_scores(folder, "words", HASHED_WORDS, lambda: matrices("words"), OF_WORDS)
@@ -225,14 +233,30 @@ def _merge(folder: Path, shards: Path, number_of_shards: int, coder: TextCoder) 
     write_json(folder / "labels.json", labels_of(sp.csr_matrix(labels), coder.tokenizer))
     starts = array("q", [0])
     with atomic_open(folder / "documents.jsonl") as file:
-        for number in range(number_of_shards):
-            for line in (shards / f"{number:06d}.jsonl").open("rb"):
+        for number, codes in enumerate(matrices("codes")):
+            lines = (shards / f"{number:06d}.jsonl").read_bytes().splitlines(keepends=True)
+            if len(lines) != codes.shape[0] or not lines[-1].endswith(b"\n"):
+                raise _damaged_shard(shards / f"{number:06d}.jsonl")
+            for line in lines:
                 file.write(line)
                 starts.append(starts[-1] + len(line))
     write_npy(folder / "documents.starts.npy", np.array(starts, dtype=np.int64))
     empty = sum(int((np.diff(shard.indptr) == 0).sum()) for shard in matrices("codes"))
     files = [path for path in folder.iterdir() if path.is_file()]
     return {"documents": len(starts) - 1, "empty": empty, "bytes": sum(path.stat().st_size for path in files)}
+
+
+def _read_matrix(path: Path) -> sp.csr_matrix:
+    try:
+        return sp.csr_matrix(sp.load_npz(path))
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+        raise _damaged_shard(path) from None
+
+
+def _damaged_shard(path: Path) -> ValueError:
+    return ValueError(
+        f"{path} is damaged; delete the files {path.name[:6]}.* beside it, and run the same command again"
+    )
 
 
 def word_counts(texts: Sequence[str]) -> sp.csr_matrix:

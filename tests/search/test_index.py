@@ -122,6 +122,55 @@ def test_processes_that_share_the_work_write_the_index_of_one_process(
     assert contents(tmp_path / "shared") == contents(tmp_path / "whole")
 
 
+@pytest.mark.parametrize("part", ["jsonl", "words.npz", "labels.npz", "codes.npz"])
+@pytest.mark.parametrize("share", [0, 0.3, 0.99])
+def test_a_damaged_shard_is_named_and_written_again(
+    coder: DictionaryCodes, text: Path, tmp_path: Path, part: str, share: float
+) -> None:
+    figures = build_index([text], coder, tmp_path / "whole", SMALL)
+    build_index([text], coder, tmp_path / "parts", SMALL, ProcessRank(0, 2))
+    damaged = tmp_path / "parts" / "shards" / f"000002.{part}"
+    content = damaged.read_bytes()
+    damaged.write_bytes(content[: int(share * len(content))])
+    with pytest.raises(ValueError, match=rf"000002\.{part} is damaged; delete the files 000002\.\* beside it"):
+        build_index([text], coder, tmp_path / "parts", SMALL, ProcessRank(1, 2))
+    for file in damaged.parent.glob("000002.*"):
+        file.unlink()
+    assert build_index([text], coder, tmp_path / "parts", SMALL) == figures
+    assert contents(tmp_path / "parts") == contents(tmp_path / "whole")
+
+
+def test_a_text_that_changes_while_it_is_indexed_is_one_line(
+    coder: DictionaryCodes, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = index_module._write_shard
+
+    def write_and_change(*arguments: object) -> None:
+        write(*arguments)  # type: ignore[arg-type]
+        text.write_text("another text\n")
+
+    monkeypatch.setattr(index_module, "_write_shard", write_and_change)
+    with pytest.raises(ValueError, match=r"docs\.txt changed while it was indexed; delete"):
+        build_index([text], coder, tmp_path / "index", SMALL)
+    assert not (tmp_path / "index" / "meta.json").exists()
+
+
+def test_a_process_whose_shards_another_has_merged_is_done(
+    coder: DictionaryCodes, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = index_module._write_shard
+
+    def merged_meanwhile(*arguments: object) -> None:
+        monkeypatch.setattr(index_module, "_write_shard", write)
+        build_index([text], coder, tmp_path / "index", SMALL)
+        write(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(index_module, "_write_shard", merged_meanwhile)
+    figures = build_index([text], coder, tmp_path / "index", SMALL, ProcessRank(0, 2))
+    assert figures == build_index([text], coder, tmp_path / "whole", SMALL)
+    assert contents(tmp_path / "index") == contents(tmp_path / "whole")
+
+
 def test_other_files_another_model_and_no_index_are_one_line(
     coder: DictionaryCodes, text: Path, tiny: TinyData, tmp_path: Path
 ) -> None:
