@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mlsm_plugin.cli.next_commands import BLOCKS
+from mlsm_plugin.core.files.output_lock import run_child
 from mlsm_plugin.core.files.step_record import Step, StepRecord
 from mlsm_plugin.fairseq_plugin.pipelines.training_recipe import SMALL_MODEL, TrainingPlan, training_words
 
@@ -40,6 +41,7 @@ def main() -> int:
     args = parser.parse_args()
     start = time.perf_counter()
     output = Path(args.output)
+    os.environ["PYTHONWARNINGS"] = "ignore"
     try:
         make_everything(args, output)
     except subprocess.CalledProcessError as error:
@@ -97,7 +99,9 @@ def run(command: Sequence[str]) -> None:
     spoken = {"mlsm_plugin.cli.main": "mlsm", "fairseq_cli.train": "fairseq-train"}
     shown = [spoken[command[2]], *command[3:]] if command[1] == "-m" else ["python", *command[1:]]
     print(f"\n$ {shlex.join(shown)}", flush=True)
-    subprocess.run(command, check=True, env={**os.environ, "PYTHONWARNINGS": "ignore"})
+    status = run_child(command)
+    if status != 0:
+        raise subprocess.CalledProcessError(status, command)
 
 
 def show_what_came_out(output: Path) -> None:

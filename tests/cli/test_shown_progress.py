@@ -68,6 +68,10 @@ def test_a_training_of_fairseq_has_a_bar(tmp_path: Path, tiny: TinyData) -> None
     shown = shown_in_terminal("auxiliary", tiny.data_bin, *options, *TINY_TRAINING)
     assert {"training", "validating"} <= {name for name, _ in BAR.findall(shown)}
     assert re.search(r"training(, loss \d+\.\d+, [\d,]+ tokens/s)?: +\d+%\|.*\d+/30 ", shown)
+    # neither fairseq's configuration nor the modules of the model
+    assert "'_name'" not in shown
+    assert "Embedding(" not in shown
+    assert "num. shared model params" in shown
 
 
 def test_every_step_of_an_adaptation_has_lines_in_a_log(

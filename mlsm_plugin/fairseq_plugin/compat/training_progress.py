@@ -1,6 +1,8 @@
 """The progress of ``fairseq-train`` where a command of this package started it: a bar, or a line every 20 seconds.
 
-fairseq itself is silent for ``--log-interval`` updates, and its bars show an epoch, not the run.
+fairseq itself is silent for ``--log-interval`` updates, and its bars show an epoch, not the run. Before the first
+update, it prints its configuration, 18,000 characters, and the modules of the model. These are not shown: the settings
+are in each checkpoint.
 """
 
 import logging
@@ -59,6 +61,13 @@ def apply() -> None:
     """Show the progress of this process, if a command of this package started it (idempotent)."""
     if SHOWS_PROGRESS in os.environ:
         progress_bar.SimpleProgressBar = ShownProgressBar
+        for handler in logging.getLogger().handlers:  # the file of --log-file has a handler of its own
+            handler.addFilter(_is_message)
+
+
+def _is_message(record: logging.LogRecord) -> bool:
+    """False for the configuration and the model, which fairseq logs as objects."""
+    return isinstance(record.msg, str) or record.levelno > logging.INFO
 
 
 @contextmanager
