@@ -107,6 +107,9 @@ class SpanNoise:
         return limits[begins], limits[begins + lengths] - limits[begins]
 
 
+USUAL_NOISE = SpanNoise()  # of T5
+
+
 def _segments(number: int, segments: int, rng: np.random.Generator) -> np.ndarray:
     """Split ``number`` items into ``segments`` parts of at least 1, all ways equally likely; returns the lengths."""
     cuts = np.sort(rng.choice(number - 1, segments - 1, replace=False)) + 1
@@ -161,14 +164,11 @@ def _covered(begins: np.ndarray, lengths: np.ndarray, number: int) -> np.ndarray
 
 def corrupt_spans(
     tokens: ArrayLike,
+    noise: SpanNoise = USUAL_NOISE,
     *,
-    noise_density: float = 0.15,
-    mean_span_length: float = 3.0,
     sentinels: Sequence[int] | np.ndarray,
     eos: int,
     rng: np.random.Generator,
-    rotate: bool = False,
-    closing_sentinel: bool = False,
     word_begins: np.ndarray | None = None,
     unk: int | Sequence[int] | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -183,14 +183,13 @@ def corrupt_spans(
 
     Args:
         tokens: ids ``(n,)``, without EOS; n is 2 or more.
-        noise_density, mean_span_length, rotate, closing_sentinel: fields of :class:`SpanNoise`.
+        noise: how much becomes noise, and in spans of which length.
         sentinels: ids of the sentinels, used in order; the text must not contain them.
         word_begins: bool ``(n,)``, whether each token begins a word. Only whole words then become noise, and the
             density counts words. None: the density counts tokens.
         unk: id of unknown tokens, or ids of unknown and special tokens. They never become noise: spans are cut at them,
             and the longest parts are kept, as many as there were spans. None: there are none.
     """
-    noise = SpanNoise(noise_density, mean_span_length, rotate, closing_sentinel)
     tokens = checked_ids(tokens, "the text")
     marks = checked_sentinels(sentinels, {"</s>": eos}, unlearned=unk)
     if len(tokens) < 2:
@@ -306,13 +305,13 @@ class SpanCorruptionCollator:
         eos: int,
         pad: int,
         unk: int | Sequence[int] | None = None,
-        noise: SpanNoise | None = None,
+        noise: SpanNoise = USUAL_NOISE,
     ) -> None:
         self.sentinels = checked_sentinels(sentinels, {"padding": pad, "</s>": eos}, unlearned=unk)
         self.eos = eos
         self.pad = pad
         self.unk = unk
-        self.noise = noise or SpanNoise()
+        self.noise = noise
         self.noise.check_enough(len(self.sentinels))
         self._lengths_are_checked = False
         self._unknown_is_said = False
@@ -335,17 +334,7 @@ class SpanCorruptionCollator:
             self.noise.check_lengths([len(ids) for ids in id_rows if len(ids) > 1], len(self.sentinels), "the texts")
         self._warn_of_unknown(id_rows)
         return [
-            corrupt_spans(
-                ids,
-                noise_density=self.noise.noise_density,
-                mean_span_length=self.noise.mean_span_length,
-                rotate=self.noise.rotate,
-                closing_sentinel=self.noise.closing_sentinel,
-                sentinels=self.sentinels,
-                eos=self.eos,
-                rng=rng,
-                unk=self.unk,
-            )
+            corrupt_spans(ids, self.noise, sentinels=self.sentinels, eos=self.eos, rng=rng, unk=self.unk)
             for ids in id_rows
         ]
 

@@ -1,7 +1,7 @@
 """Texts whose spans are redrawn in every epoch: for span denoising, and in groups for NPM."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -55,17 +55,9 @@ class Corruption:
     def _written(
         self, tokens: np.ndarray, density: float, word_begins: np.ndarray | None, rng: np.random.Generator
     ) -> tuple[np.ndarray, np.ndarray]:
+        noise = replace(self.noise, noise_density=density)
         return corrupt_spans(
-            tokens,
-            sentinels=self.sentinels,
-            eos=self.eos,
-            noise_density=density,
-            mean_span_length=self.noise.mean_span_length,
-            rng=rng,
-            rotate=self.noise.rotate,
-            closing_sentinel=self.noise.closing_sentinel,
-            word_begins=word_begins,
-            unk=self.unk,
+            tokens, noise, sentinels=self.sentinels, eos=self.eos, rng=rng, word_begins=word_begins, unk=self.unk
         )
 
 

@@ -242,6 +242,13 @@ class BaseMaskedLMTask(PluginTask, MaskedLMTask):
     def _mask_updates(self) -> int:
         return int(self.cfg.max_update if self.cfg.mask_updates is None else self.cfg.mask_updates)
 
+    def prepare_batch(self, sample: Sample, criterion: FairseqCriterion, update_num: int | None) -> Sample:
+        """What a step of update ``update_num``, or of validation (None), makes of a batch: here, its share of masks.
+
+        A subclass adds what it computes online.
+        """
+        return self.with_share(sample, update_num)
+
     def with_share(self, sample: Sample, update_num: int | None) -> Sample:
         """A batch with the share of masks after ``update_num`` updates; a batch without ranks stays as it is.
 
@@ -290,13 +297,13 @@ class BaseMaskedLMTask(PluginTask, MaskedLMTask):
         ignore_grad: bool = False,
     ) -> StepResult:
         """See :meth:`PluginTask.train_step`; the batch gets the share of masks of this update."""
-        sample = self.with_share(sample, update_num)
+        sample = self.prepare_batch(sample, criterion, update_num)
         if self.word_count is not None and not ignore_grad:
             self.word_count.add(self._unmasked(sample["net_input"]["src_tokens"], sample["target"]))
         return super().train_step(sample, model, criterion, optimizer, update_num, ignore_grad)
 
     def valid_step(self, sample: Sample, model: BaseFairseqModel, criterion: FairseqCriterion) -> StepResult:
-        return super().valid_step(self.with_share(sample, None), model, criterion)
+        return super().valid_step(self.prepare_batch(sample, criterion, None), model, criterion)
 
     def begin_run(self, trainer: Trainer, saved: CheckpointState) -> None:
         """Start counting words, with ``--count-words``; ValueError if the run resumes from a state without a count."""

@@ -227,17 +227,14 @@ class MaskedLatentSemanticTask(BaseMaskedLMTask):
         update_num: int,
         ignore_grad: bool = False,
     ) -> StepResult:
-        """See :meth:`PluginTask.train_step`; without a store, computes the codes of the masked tokens first."""
+        """See :meth:`PluginTask.train_step`; the criterion learns the number of updates first."""
         if hasattr(criterion, "set_num_updates"):
             criterion.set_num_updates(update_num)
-        sample = self._with_codes(self.with_share(sample, update_num), criterion)
         return super().train_step(sample, model, criterion, optimizer, update_num, ignore_grad)
 
-    def valid_step(self, sample: Sample, model: BaseFairseqModel, criterion: FairseqCriterion) -> StepResult:
-        return super().valid_step(self._with_codes(self.with_share(sample, None), criterion), model, criterion)
-
-    def _with_codes(self, sample: Sample, criterion: FairseqCriterion) -> Sample:
-        """``sample`` with ``codes`` if they are computed online and ``criterion`` reads them; else ``sample``."""
+    def prepare_batch(self, sample: Sample, criterion: FairseqCriterion, update_num: int | None) -> Sample:
+        """The batch also gets codes if they are computed online and ``criterion`` reads them."""
+        sample = super().prepare_batch(sample, criterion, update_num)
         if not self._computes_codes or not getattr(criterion, "latent_weight", 0) > 0:
             return sample
         codes = self._online_codes().codes_of_masked(sample["net_input"]["src_tokens"], sample["target"])

@@ -9,6 +9,7 @@ from typing import Optional
 
 import torch
 from fairseq import utils
+from fairseq.criterions import FairseqCriterion
 from fairseq.dataclass import FairseqDataclass
 from fairseq.models import BaseFairseqModel
 from fairseq.tasks import register_task
@@ -132,9 +133,9 @@ class StateRegressionTask(BaseMaskedLMTask):
             sample = dataset.collater([dataset[index]])
             yield self._with_states(utils.apply_to_sample(lambda part: part.to(device), sample))["states"]
 
-    def with_share(self, sample: Sample, update_num: int | None) -> Sample:
-        """See :meth:`BaseMaskedLMTask.with_share`; the batch also gets the hidden states of its masked tokens."""
-        return self._with_states(super().with_share(sample, update_num))
+    def prepare_batch(self, sample: Sample, criterion: FairseqCriterion, update_num: int | None) -> Sample:
+        """The batch also gets the hidden states of its masked tokens."""
+        return self._with_states(super().prepare_batch(sample, criterion, update_num))
 
     def _with_states(self, sample: Sample) -> Sample:
         tokens = self._unmasked(sample["net_input"]["src_tokens"], sample["target"])

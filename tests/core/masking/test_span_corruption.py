@@ -56,8 +56,8 @@ def test_source_and_target_hold_the_text_and_the_counts_are_those_of_t5(
 ) -> None:
     rng = np.random.default_rng(seed)
     tokens = rng.integers(0, rng.choice([3, 10, FIRST]), size=length)  # also EOS, padding and the like
-    how: dict[str, Any] = {"noise_density": density, "mean_span_length": mean, "rotate": rotate}
-    how |= {"closing_sentinel": closing, "sentinels": range(FIRST, FIRST + number), "eos": EOS, "rng": rng}
+    drawn = SpanNoise(density, mean, rotate, closing)
+    how: dict[str, Any] = {"noise": drawn, "sentinels": range(FIRST, FIRST + number), "eos": EOS, "rng": rng}
     if length < 2:
         with pytest.raises(ValueError, match="a text of 1 tokens cannot be corrupted; it needs at least 2 tokens"):
             corrupt_spans(tokens, **how)
@@ -81,7 +81,7 @@ def test_source_and_target_hold_the_text_and_the_counts_are_those_of_t5(
     if not rotate:
         assert source[0] < FIRST
         assert ends_in_noise
-    limits = SpanNoise(density, mean, rotate, closing).lengths(length, number)
+    limits = drawn.lengths(length, number)
     assert len(source) <= limits[0]
     assert len(target) <= limits[1]
     if not rotate:
@@ -94,7 +94,7 @@ def test_no_word_is_partly_noise(length: int, density: float, mean: float, rotat
     rng = np.random.default_rng(seed)
     begins = rng.random(length) < rng.choice([0.3, 0.7])
     tokens = np.arange(length)
-    how: dict[str, Any] = {"noise_density": density, "mean_span_length": mean, "rotate": rotate, "eos": -1, "rng": rng}
+    how: dict[str, Any] = {"noise": SpanNoise(density, mean, rotate), "eos": -1, "rng": rng}
     how |= {"sentinels": range(FIRST, FIRST + 100), "word_begins": begins}
     if not begins[1:].any():
         with pytest.raises(ValueError, match="a text of one word cannot be corrupted"):
@@ -120,8 +120,8 @@ def test_unknown_tokens_never_become_noise(
 ) -> None:
     rng, unk = np.random.default_rng(seed), 3
     tokens = np.where(rng.random(length) < share, unk, np.arange(length) + 10)
-    how: dict[str, Any] = {"noise_density": density, "mean_span_length": mean, "rotate": rotate}
-    how |= {"closing_sentinel": closing, "sentinels": range(FIRST, FIRST + 100), "eos": EOS}
+    how: dict[str, Any] = {"noise": SpanNoise(density, mean, rotate, closing)}
+    how |= {"sentinels": range(FIRST, FIRST + 100), "eos": EOS}
     begins = rng.random(length) < 0.6
     how["word_begins"] = begins if words and begins[1:].any() else None
     source, target = corrupt_spans(tokens, **how, unk=unk, rng=np.random.default_rng(seed))
@@ -139,8 +139,9 @@ def test_unknown_tokens_never_become_noise(
 def test_the_longest_parts_of_a_span_without_its_unknown_tokens_are_noise() -> None:
     tokens, found = [10, 3, 11, 12, 3, 13, 14, 15], set()
     for seed in range(50):  # seven tokens in two spans, with one token of text before each at the least
-        how: dict[str, Any] = {"noise_density": 0.7, "mean_span_length": 3.0, "rng": np.random.default_rng(seed)}
-        source, target = corrupt_spans(tokens, sentinels=range(FIRST, FIRST + 9), eos=EOS, unk=3, **how)
+        rng = np.random.default_rng(seed)
+        sentinels = range(FIRST, FIRST + 9)
+        source, target = corrupt_spans(tokens, SpanNoise(0.7, 3.0), sentinels=sentinels, eos=EOS, unk=3, rng=rng)
         assert len(marks_in(source)) <= 2
         found.add((tuple(source.tolist()), tuple(target.tolist())))
     first, second = FIRST, FIRST + 1
@@ -186,10 +187,9 @@ def test_all_patterns_are_equally_likely(length: int, density: float, mean: floa
     patterns = sorted(all_masks(length, noise, spans))
     assert len(patterns) > 5
     rng = np.random.default_rng(1)
-    how: dict[str, Any] = {"noise_density": density, "mean_span_length": mean, "eos": -1, "rng": rng}
+    how: dict[str, Any] = {"noise": SpanNoise(density, mean), "sentinels": range(FIRST, FIRST + 9), "eos": -1}
     drawn = Counter(
-        mask_of(corrupt_spans(np.arange(length), sentinels=range(FIRST, FIRST + 9), **how)[0], length)
-        for _ in range(200 * len(patterns))
+        mask_of(corrupt_spans(np.arange(length), rng=rng, **how)[0], length) for _ in range(200 * len(patterns))
     )
     assert set(drawn) == set(patterns)
     assert stats.chisquare([drawn[pattern] for pattern in patterns]).pvalue > 1e-4
@@ -200,9 +200,8 @@ def test_rolled_patterns_make_every_token_noise_equally_often() -> None:
     counts = np.zeros(12)
     drawn = 6000
     for _ in range(drawn):
-        source, _ = corrupt_spans(
-            np.arange(12), noise_density=0.25, rotate=True, sentinels=range(FIRST, FIRST + 9), eos=-1, rng=rng
-        )
+        noise = SpanNoise(0.25, rotate=True)
+        source, _ = corrupt_spans(np.arange(12), noise, sentinels=range(FIRST, FIRST + 9), eos=-1, rng=rng)
         counts += mask_of(source, 12)
     assert counts.sum() == 3 * drawn
     assert abs(counts / drawn - 0.25).max() < 5 * np.sqrt(0.25 * 0.75 / drawn)
@@ -219,9 +218,7 @@ def test_the_cute_dog() -> None:
     found = set()
     for seed in range(200):
         rng = np.random.default_rng(seed)
-        source, target = corrupt_spans(
-            range(8), noise_density=0.55, mean_span_length=1.5, sentinels=range(8, 108), eos=108, rng=rng
-        )
+        source, target = corrupt_spans(range(8), SpanNoise(0.55, 1.5), sentinels=range(8, 108), eos=108, rng=rng)
         found.add((text(source), text(target)))
     assert (
         "The cute <extra_id_0> in <extra_id_1> green <extra_id_2> </s>",
@@ -240,11 +237,8 @@ def test_what_stands_behind_sentinels_is_found_where_they_come_first() -> None:
 @pytest.mark.parametrize(
     ("how", "message"),
     [
-        ({"noise_density": 0}, "noise_density must be between 0 and 1, got 0"),
-        ({"noise_density": 1.0}, "noise_density must be between 0 and 1"),
-        ({"mean_span_length": 0.5}, "mean_span_length must be at least 1, got 0.5"),
         ({"sentinels": []}, "at least 1 sentinels are needed, got 0"),
-        ({"sentinels": [90, 91], "rotate": True, "closing_sentinel": True}, "at least 3 sentinels are needed, got 2"),
+        ({"noise": SpanNoise(rotate=True, closing_sentinel=True)}, "at least 3 sentinels are needed, got 2"),
         ({"sentinels": [3]}, "the text contains a sentinel"),
     ],
 )
@@ -253,6 +247,19 @@ def test_what_cannot_be_corrupted_is_refused(how: dict[str, Any], message: str) 
         corrupt_spans(range(8), **{"sentinels": [90, 91], "eos": EOS, "rng": np.random.default_rng(0), **how})
     with pytest.raises(ValueError, match="sources of 2 tokens are too short"):
         SpanNoise().text_length(2, 5)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ((0, 3.0), "noise_density must be between 0 and 1, got 0"),
+        ((1.0, 3.0), "noise_density must be between 0 and 1"),
+        ((0.15, 0.5), "mean_span_length must be at least 1, got 0.5"),
+    ],
+)
+def test_noise_out_of_range_is_refused(values: tuple[float, float], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        SpanNoise(*values)
 
 
 EXPECTED = [11, 12, 13, 14, 15, 16, 17, 18]

@@ -52,7 +52,7 @@ def test_tokens_become_noise_where_words_are_not_asked_for(seed: int, length: in
     tokens, noise = np.arange(10, 10 + length), SpanNoise(0.3, 2.0, rotate)
     found = corruption(noise=noise).apply(tokens, np.random.default_rng(seed))
     rng = np.random.default_rng(seed)
-    expected = corrupt_spans(tokens, **vars(noise), sentinels=SENTINELS, eos=EOS, rng=rng)
+    expected = corrupt_spans(tokens, noise, sentinels=SENTINELS, eos=EOS, rng=rng)
     assert [part.tolist() for part in found] == [part.tolist() for part in expected]
 
 
