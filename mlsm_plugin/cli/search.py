@@ -70,8 +70,10 @@ def add_model_and_dictionary(parser: argparse.ArgumentParser, *, required: bool)
     default = "" if required else " (default: where those of the index were)"
     model = f"Hugging Face folder or hub name (hf:NAME); without --dictionary, one with an MLSM latent head{default}"
     parser.add_argument("--model", required=required, help=model)
-    dictionary = "dictionary or sparse autoencoder of a layer of the model; without it, the latent head predicts the "
-    f"codes{default}"
+    dictionary = (
+        "dictionary or sparse autoencoder of a layer of the model; without it, the latent head predicts the codes"
+        f"{default}"
+    )
     parser.add_argument("--dictionary", metavar="DICT_DIR", help=dictionary)
 
 

@@ -64,7 +64,7 @@ def _objects(path: PathLike, file_name: str) -> Iterator[Document]:
         name = item.get("id")
         if name is None or name == "":
             name = f"{file_name}:{number}"
-        if not isinstance(name, (str, int)):
+        if isinstance(name, bool) or not isinstance(name, (str, int)):
             raise ValueError(f"{path}, line {number}: the id must be text or a whole number, got {json.dumps(name)}")
         check_text(str(name), f"the id in {path}, line {number}")
         yield Document(str(name), " ".join(text.split()))

@@ -22,6 +22,7 @@ from mlsm_plugin.core.files.planned_folder import PLAN_FILE, PlannedFolder
 from mlsm_plugin.core.files.process_rank import SINGLE_PROCESS, ProcessRank
 from mlsm_plugin.core.files.progress import Progress
 from mlsm_plugin.core.text.text_files import check_text
+from mlsm_plugin.core.text.unknown_tokens import UnknownTokens
 from mlsm_plugin.search.bm25 import OF_CODES, OF_WORDS, TermScores, best, fused, write_term_scores
 from mlsm_plugin.search.documents import (
     Document,
@@ -193,22 +194,30 @@ def _write_shards(
     settings: IndexSettings,
     process: ProcessRank,
 ) -> None:
-    """Write the missing shards of a process; the progress counts all documents, also those of other processes."""
+    """Write the missing shards of a process, and warn of unknown tokens in them.
+
+    The progress counts all documents, also those of other processes.
+    """
+    unknown = UnknownTokens()
     with Progress(total=total, desc="indexing", unit="document") as progress:
         for number in itertools.count():
             batch = list(itertools.islice(documents, settings.shard_documents))
             if not batch:
                 break
             if process.owns(number) and not _is_written(shards, number):
-                _write_shard(batch, coder, shards, number, settings.batch_tokens)
+                unknown += _write_shard(batch, coder, shards, number, settings.batch_tokens)
             progress.update(len(batch))
+    unknown.warn("the documents")
 
 
 def _is_written(shards: Path, number: int) -> bool:
     return (shards / f"{number:06d}.codes.npz").is_file()  # the last file of a shard
 
 
-def _write_shard(batch: list[Document], coder: TextCoder, shards: Path, number: int, batch_tokens: int) -> None:
+def _write_shard(
+    batch: list[Document], coder: TextCoder, shards: Path, number: int, batch_tokens: int
+) -> UnknownTokens:
+    """Write a shard, and count its unknown tokens."""
     coded = coder.coded([document.text for document in batch], batch_tokens=batch_tokens)
     vocabulary = coder.tokenizer.largest_id + 1
     ids = np.concatenate([text.ids for text in coded])
@@ -218,6 +227,10 @@ def _write_shard(batch: list[Document], coder: TextCoder, shards: Path, number: 
     _save_matrix(shards / f"{number:06d}.words.npz", word_counts([document.text for document in batch]))
     _save_matrix(shards / f"{number:06d}.labels.npz", labels)
     _save_matrix(shards / f"{number:06d}.codes.npz", summed_codes(coded))
+    unknown = UnknownTokens()
+    for document, codes in zip(batch, coded, strict=True):
+        unknown.add(document.text, codes.ids.tolist(), codes.offsets, coder.tokenizer.unknown_id)
+    return unknown
 
 
 def _merge(folder: Path, shards: Path, number_of_shards: int, coder: TextCoder) -> dict[str, int]:
@@ -305,7 +318,10 @@ class SearchIndex:
         check_text(query, "the query")
         if mode != "words" and self._coder is None:
             raise ValueError("the index was opened without a model; search by words, or pass the coder of the index")
-        coded_query = None if self._coder is None else self._coder.coded([query])[0]
+        coded_query = None
+        if self._coder is not None:
+            coded_query = self._coder.coded([query])[0]
+            self._coder.tokenizer.unknown_of(query).warn("the query")
         word_scores = self._word_scores(query)
         if mode == "words" or coded_query is None:
             ranked = [(int(number), float(word_scores[number])) for number in best(word_scores, count)]

@@ -67,6 +67,8 @@ def summed_codes(texts: Sequence[TextCodes]) -> sp.csr_matrix:
 class TextCoder(ABC):
     """Codes texts; a text with more tokens than the model has positions is read in several parts.
 
+    A token that the tokenizer does not know has an empty code: it says nothing of the characters it stands for.
+
     ``origin`` names the model and the dictionary of the codes; ``fingerprint`` is the SHA-256 of both and of the
     tokenizer. ``layer`` is the layer that is coded, and ``directions``, ``(n_atoms, dim)``, are those of the atoms in
     its hidden states; both are None if the model itself predicts the codes.
@@ -135,7 +137,11 @@ class TextCoder(ABC):
         chosen = torch.zeros(tokens.shape, dtype=torch.bool)
         for row, ids in enumerate(surrounded):
             chosen[row, before : len(ids) - after] = True
-        return self._codes(tokens.to(self.device), chosen.to(self.device))
+        codes = self._codes(tokens.to(self.device), chosen.to(self.device))
+        is_unknown = np.concatenate(rows) == self.tokenizer.unknown_id
+        codes.data[np.repeat(is_unknown, np.diff(codes.indptr))] = 0
+        codes.eliminate_zeros()
+        return codes
 
 
 class DictionaryCodes(TextCoder):

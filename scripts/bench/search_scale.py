@@ -27,6 +27,7 @@ import numpy as np
 import scipy.sparse as sp
 import torch
 
+from mlsm_plugin.core.text.unknown_tokens import UnknownTokens
 from mlsm_plugin.search.index import MODES, SearchIndex, build_index
 from mlsm_plugin.search.text_codes import BATCH_TOKENS, TextCoder, TextCodes
 
@@ -43,6 +44,7 @@ class WordNames:
     """The part of a tokenizer that an index needs: a word is called ``w`` and its number."""
 
     largest_id = ATOMS * FORMS - 1
+    unknown_id = -1  # none
 
     @property
     def backend(self) -> WordNames:
@@ -50,6 +52,9 @@ class WordNames:
 
     def decode(self, numbers: list[int], skip_special_tokens: bool) -> str:
         return " ".join(f"w{number}" for number in numbers)
+
+    def unknown_of(self, text: str) -> UnknownTokens:
+        return UnknownTokens()
 
 
 class DrawnCodes(TextCoder):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import random
 import shlex
@@ -397,6 +398,15 @@ def test_a_student_has_no_other_auxiliary_model(start: Path, tmp_path: Path, cap
     more = ("--student", "1x64", "--auxiliary", start / "model")
     line = failing_mlsm(capsys, *words(start, tmp_path / "out", *more))
     assert "with --student, MODEL itself is the auxiliary model; leave --auxiliary out" in line
+
+
+@pytest.mark.parametrize("option", ["--text", "--valid"])
+def test_a_table_without_its_column_is_refused(start: Path, tmp_path: Path, capsys: Capture, option: str) -> None:
+    table = tmp_path / "table.CSV.gz"
+    table.write_bytes(gzip.compress(b"text,label\nthe name,1\n"))
+    line = failing_mlsm(capsys, *words(start, tmp_path / "out"), option, table)
+    assert "table.CSV.gz is a table, not text; name the column of --text with --column" in line
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.slow

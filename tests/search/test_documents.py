@@ -43,7 +43,10 @@ def test_without_an_id_and_with_the_same_file_name_documents_are_told_apart(tmp_
     assert number_of_repeated_names([*names, "x", "x", "x", names[0]]) == 3
 
 
-@pytest.mark.parametrize(("name", "problem"), [({"a": 1}, "must be text or a whole number"), ("\ud800", "half of a")])
+NO_IDS = [({"a": 1}, "must be text or a whole number"), (True, "got true"), ("\ud800", "half of a")]
+
+
+@pytest.mark.parametrize(("name", "problem"), NO_IDS)
 def test_an_id_that_is_no_text_is_one_line(tmp_path: Path, name: object, problem: str) -> None:
     path = tmp_path / "docs.jsonl"
     path.write_text(json.dumps({"id": name, "text": "a"}) + "\n")

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from mlsm_plugin.core.files.process_rank import ProcessRank
+from mlsm_plugin.core.text.unknown_tokens import UnknownTokens
 from mlsm_plugin.search import index as index_module
 from mlsm_plugin.search.index import SearchIndex, build_index, word_counts
 from mlsm_plugin.search.settings import IndexSettings
@@ -75,13 +76,13 @@ def test_a_stopped_index_goes_on_and_equals_one_that_never_stopped(
     write = index_module._write_shard
     written: list[int] = []
 
-    def stop_in_the_third(*arguments: object) -> None:
+    def stop_in_the_third(*arguments: object) -> UnknownTokens:
         number = arguments[3]
         assert isinstance(number, int)
         if number == 2:
             raise KeyboardInterrupt
         written.append(number)
-        write(*arguments)  # type: ignore[arg-type]
+        return write(*arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(index_module, "_write_shard", stop_in_the_third)
     with pytest.raises(KeyboardInterrupt):
@@ -89,9 +90,9 @@ def test_a_stopped_index_goes_on_and_equals_one_that_never_stopped(
     with pytest.raises(ValueError, match="not finished; run the same"):
         SearchIndex(tmp_path / "stopped", coder)
 
-    def rest(*arguments: object) -> None:
+    def rest(*arguments: object) -> UnknownTokens:
         written.append(arguments[3])  # type: ignore[arg-type]
-        write(*arguments)  # type: ignore[arg-type]
+        return write(*arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(index_module, "_write_shard", rest)
     build_index([text], coder, tmp_path / "stopped", SMALL)
@@ -108,7 +109,7 @@ def test_processes_that_share_the_work_write_the_index_of_one_process(
 
     def noted(*arguments: object) -> None:
         written.append(arguments[3])  # type: ignore[arg-type]
-        write(*arguments)  # type: ignore[arg-type]
+        return write(*arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(index_module, "_write_shard", noted)
     assert build_index([text], coder, tmp_path / "shared", SMALL, ProcessRank(2, 3)) is None
@@ -145,9 +146,9 @@ def test_a_text_that_changes_while_it_is_indexed_is_one_line(
 ) -> None:
     write = index_module._write_shard
 
-    def write_and_change(*arguments: object) -> None:
-        write(*arguments)  # type: ignore[arg-type]
+    def write_and_change(*arguments: object) -> UnknownTokens:
         text.write_text("another text\n")
+        return write(*arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(index_module, "_write_shard", write_and_change)
     with pytest.raises(ValueError, match=r"docs\.txt changed while it was indexed; delete"):
@@ -160,10 +161,10 @@ def test_a_process_whose_shards_another_has_merged_is_done(
 ) -> None:
     write = index_module._write_shard
 
-    def merged_meanwhile(*arguments: object) -> None:
+    def merged_meanwhile(*arguments: object) -> UnknownTokens:
         monkeypatch.setattr(index_module, "_write_shard", write)
         build_index([text], coder, tmp_path / "index", SMALL)
-        write(*arguments)  # type: ignore[arg-type]
+        return write(*arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(index_module, "_write_shard", merged_meanwhile)
     figures = build_index([text], coder, tmp_path / "index", SMALL, ProcessRank(0, 2))
@@ -264,6 +265,20 @@ def test_hostile_and_empty_documents(coder: DictionaryCodes, tmp_path: Path) -> 
     index = SearchIndex(tmp_path / "index", coder)
     assert index.search("name value")[0].document.text == texts[4]
     assert index.search("zzzz qqqq", mode="words") == []
+
+
+def test_unknown_tokens_are_warned_of_and_find_nothing(
+    coder: DictionaryCodes, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "docs.txt").write_text("the name of a value\n\n漢字\n")
+    figures = build_index([tmp_path / "docs.txt"], coder, tmp_path / "index", SMALL)
+    assert figures["empty"] == 1
+    assert "of the documents are unknown; most frequent unknown characters: '字' U+5B57 (1 times)" in caplog.text
+    index = SearchIndex(tmp_path / "index", coder)
+    caplog.clear()
+    assert index.search("語学", mode="both") == []
+    assert "100.00% of the tokens of the query are unknown" in caplog.text
+    assert index.search("漢字", mode="both")[0].words == ("漢字",)
 
 
 def test_words_are_lower_case_and_of_two_characters() -> None:

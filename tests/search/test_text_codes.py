@@ -11,7 +11,7 @@ from transformers import AutoModel, AutoTokenizer
 
 from mlsm_plugin.core.sparse_coding.coder import load_coder
 from mlsm_plugin.huggingface import LatentSemanticModel, save_pretrained
-from mlsm_plugin.search.text_codes import DictionaryCodes, PredictedCodes, open_text_coder
+from mlsm_plugin.search.text_codes import DictionaryCodes, PredictedCodes, TextCoder, open_text_coder
 from tests.search.searched import make_encoder
 from tests.tiny_hf_models import make_model_with_own_tokens
 from tests.tiny_models import TinyData
@@ -52,6 +52,21 @@ def test_a_long_text_is_read_in_parts(folders: tuple[Path, Path]) -> None:
     first = coder.coded([" ".join(["name"] * room)])[0]
     np.testing.assert_allclose(coded.codes[:room].toarray(), first.codes.toarray(), atol=1e-5)
     assert np.diff(coded.codes.indptr).min() > 0
+
+
+@pytest.mark.parametrize("kind", ["dictionary", "latent head"])
+def test_an_unknown_token_has_no_code(folders: tuple[Path, Path], tmp_path: Path, kind: str) -> None:
+    coder: TextCoder = DictionaryCodes(*folders)
+    if kind == "latent head":
+        model = LatentSemanticModel.from_pretrained(folders[0], num_atoms=30)
+        save_pretrained(tmp_path, model, AutoTokenizer.from_pretrained(folders[0]))
+        coder = PredictedCodes(tmp_path)
+    coded = coder.coded(["name 漢 value", "漢"])
+    is_unknown = np.concatenate([text.ids for text in coded]) == coder.tokenizer.unknown_id
+    has_code = np.concatenate([np.diff(text.codes.indptr) for text in coded]) > 0
+    assert is_unknown.sum() == 2
+    assert (has_code == ~is_unknown).all()
+    assert coder.codes_of_ids(coded[1].ids.tolist()).nnz == 0
 
 
 def test_a_latent_head_predicts_codes(tiny: TinyData, tmp_path: Path) -> None:

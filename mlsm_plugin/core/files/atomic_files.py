@@ -28,6 +28,7 @@ from mlsm_plugin.core.files.output_lock import PathLike as PathLike
 
 logger = logging.getLogger(__name__)
 
+DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 LEFTOVER = re.compile(r"\..+\.[0-9a-f]{32}\.tmp")
 _tidied: set[Path] = set()
 
@@ -41,9 +42,9 @@ def temporary_path(path: Path) -> Path:
 def atomic_open(path: PathLike, mode: str = "wb", *, keep_existing: bool = False) -> Iterator[IO[Any]]:
     """Open a temporary file next to ``path`` and rename it to ``path`` when the block succeeds.
 
-    If the block fails (a full disk, a kill), ``path`` stays as it was. A symbolic link stays, and its target is
-    replaced. Leftovers of killed processes are removed when this process first writes to the folder. ValueError if the
-    path is a device, a pipe or the like. The ``mode`` is ``"wb"`` or ``"w"`` (UTF-8).
+    If the block fails (a full disk, a kill), ``path`` stays as it was; the OSError of a full disk names it. A symbolic
+    link stays, and its target is replaced. Leftovers of killed processes are removed when this process first writes to
+    the folder. ValueError if the path is a device, a pipe or the like. The ``mode`` is ``"wb"`` or ``"w"`` (UTF-8).
 
     With ``keep_existing``, if several processes (perhaps on several machines) write the file at the same time, the
     first one wins instead of the last. On a file system without hard links, a file that appears at the same moment is
@@ -65,6 +66,10 @@ def atomic_open(path: PathLike, mode: str = "wb", *, keep_existing: bool = False
                 if not (keep_existing and _linked(temporary, path)):
                     os.replace(temporary, path)  # before the file is closed, which releases its lock
                 return
+        except OSError as error:
+            if error.errno in DISK_IS_FULL and error.filename is None:
+                error.filename = str(path)
+            raise
         finally:
             temporary.unlink(missing_ok=True)
 

@@ -67,8 +67,9 @@ def test_a_disk_that_is_full_at_the_flush_leaves_no_file(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="No space left"), atomic_open(tmp_path / "file") as file:
+    with pytest.raises(OSError, match="No space left") as raised, atomic_open(tmp_path / "file") as file:
         file.write(b"all")
+    assert raised.value.filename == str(tmp_path / "file")
     assert names(tmp_path) == []
 
 
