@@ -53,13 +53,7 @@ from mlsm_plugin.huggingface.collators import (
     SpanGroupsCollator,
     TokenContrastiveCollator,
 )
-from mlsm_plugin.huggingface.dataset_text import (
-    check_no_table,
-    files_of_dataset,
-    rows_of_dataset,
-    rows_of_files,
-    write_column,
-)
+from mlsm_plugin.huggingface.dataset_text import files_of_dataset, rows_of_dataset, rows_of_files, write_column
 from mlsm_plugin.huggingface.distilled_model import DistilledModel, SentenceVectorModel
 from mlsm_plugin.huggingface.epoch_order import samples_of_update
 from mlsm_plugin.huggingface.held_out_text import held_out_lines, last_lines, write_held_out
@@ -249,9 +243,6 @@ class Adaptation(KnownText):
                 raise ValueError(f"{name} is only allowed with --objective {' or '.join(objectives)}")
         if bool(self.texts) is (self.dataset is not None):
             raise ValueError("pass either files with --text, or --dataset")
-        if self.column is None:
-            check_no_table(self.texts)
-        check_no_table(self.valid_texts)
         if self.student is None and self.vocab_size is not None:
             raise ValueError("vocab_size needs --student: a model that is trained already has its tokenizer")
         if self.student is not None and self.auxiliary is not None:

@@ -52,27 +52,12 @@ def rows_of_files(paths: Sequence[PathLike]) -> Iterator[dict[str, Any]]:
     ValueError if a file is of another kind, or cannot be read.
     """
     for path in paths:
-        suffix = _suffix(path)
-        kind = KINDS_OF_SUFFIXES.get(suffix)
+        suffixes = [suffix.lower() for suffix in Path(path).suffixes if suffix.lower() not in COMPRESSIONS]
+        kind = KINDS_OF_SUFFIXES.get(suffixes[-1] if suffixes else "")
         if kind is None:
             raise ValueError(f"{path} is not JSON lines, CSV or Parquet, which --column is for")
-        options = {"sep": "\t"} if suffix == ".tsv" else {}
+        options = {"sep": "\t"} if suffixes[-1] == ".tsv" else {}
         yield from _rows(kind, str(path), data_files=str(path), split="train", **options)
-
-
-def check_no_table(paths: Iterable[PathLike]) -> None:
-    """Raise ValueError if a file of text is CSV by its name: its header and its other columns would be read as text."""
-    for path in paths:
-        if KINDS_OF_SUFFIXES.get(_suffix(path)) == "csv":
-            raise ValueError(
-                f"{path} is a table, not text; name the column of --text with --column, or pass plain text"
-            )
-
-
-def _suffix(path: PathLike) -> str:
-    """The last suffix of a file in lower case, without that of a compression; empty if there is none."""
-    suffixes = [suffix.lower() for suffix in Path(path).suffixes if suffix.lower() not in COMPRESSIONS]
-    return suffixes[-1] if suffixes else ""
 
 
 def rows_of_dataset(name: str, split: str) -> Iterator[dict[str, Any]]:

@@ -405,7 +405,7 @@ def test_a_table_without_its_column_is_refused(start: Path, tmp_path: Path, caps
     table = tmp_path / "table.CSV.gz"
     table.write_bytes(gzip.compress(b"text,label\nthe name,1\n"))
     line = failing_mlsm(capsys, *words(start, tmp_path / "out"), option, table)
-    assert "table.CSV.gz is a table, not text; name the column of --text with --column" in line
+    assert "table.CSV.gz is a table, whose header and other columns would be read as text" in line
     assert not (tmp_path / "out").exists()
 
 

@@ -42,6 +42,7 @@ FEWEST_CONTROLS = 4
 SHARE_OF_CONTROLS = 0.2
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 JSON_ENDINGS = (".jsonl", ".ndjson")  # of JSON lines, in upper or lower case
+TABLE_ENDINGS = (".csv", ".tsv")
 COMPRESSED_ENDINGS = (".gz", ".bz2", ".xz")
 FIRST_LINES = 100  # lines to check before hours of work
 JSON_LINES = 3  # a file that begins with this many JSON objects holds JSON lines
@@ -81,9 +82,14 @@ def read_lines(path: PathLike, report: Callable[[int], object] | None = None) ->
     with the number of bytes of the file read since the last call.
 
     ValueError if bytes are not UTF-8 text or a line is too long (both with file and line number), compressed data are
-    damaged, lines end in carriage returns or are JSON, the file begins like HTML or another kind of ``OTHER_KINDS``, or
-    it has only blank lines; OSError if it cannot be read.
+    damaged, lines end in carriage returns or are JSON, the file is named as a table, begins like HTML or another kind
+    of ``OTHER_KINDS``, or has only blank lines; OSError if it cannot be read.
     """
+    if any(suffix.lower() in TABLE_ENDINGS for suffix in Path(path).suffixes):
+        raise ValueError(
+            f"{path} is a table, whose header and other columns would be read as text; take the column of text out of "
+            "it (mlsm adapt does this with --column), or rename the file if it is plain text"
+        )
     holds_text = False
     with open(path, "rb") as file:
         reported = 0

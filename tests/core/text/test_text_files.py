@@ -119,6 +119,14 @@ def test_json_lines_are_not_text(tmp_path, content):
     assert lines == [line.rstrip("\r") for line in content.lstrip("\ufeff").split("\n") if line]
 
 
+@pytest.mark.parametrize("name", ["a.csv", "a.TSV.gz", "a.csv.xz"])
+def test_tables_are_not_text(tmp_path, name):
+    (tmp_path / name).write_text("text,label\nOne sentence.,1\n", encoding="utf-8")
+    for read in (read_lines, lambda path: [check_text_files([path])]):
+        with pytest.raises(ValueError, match=r"is a table, .*; take the column of text out of it"):
+            list(read(tmp_path / name))
+
+
 @pytest.mark.parametrize(
     "content",
     [
