@@ -104,7 +104,7 @@ def run_index(args: argparse.Namespace, extra: list[str]) -> int:
     size = figures["bytes"] / figures["documents"]
     print(f"{figures['documents']:,} documents, {size:,.0f} bytes for each: {args.output}")
     if figures["empty"]:
-        print(f"{figures['empty']:,} documents have no code, and are only found by their words")
+        print(f"documents without a code, which are only found by their words: {figures['empty']:,}")
     print_next("Search it with", shlex.join(["mlsm", "search", "query", str(args.output), "your words"]))
     return 0
 

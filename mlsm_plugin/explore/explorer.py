@@ -114,8 +114,9 @@ class Explorer:
         if not query:
             raise ValueError("no property was named; write its number, or a part of its name")
         atoms = range(self.coder.num_atoms)
-        if query in map(str, atoms):
-            return int(query)
+        number = query.removeprefix("property ")  # as a property without a name is shown
+        if number in map(str, atoms):
+            return int(number)
         names = [self.name_of(atom).casefold() for atom in atoms]
         matches = [atom for atom in atoms if names[atom] == query] or [atom for atom in atoms if query in names[atom]]
         if not matches:

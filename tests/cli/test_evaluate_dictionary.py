@@ -138,7 +138,7 @@ def test_what_does_not_belong_together_is_refused(tiny: TinyData, tmp_path: Path
     assert "--seed must be at least 0 and below 2^63, got -1" in refused("--seed", -1)
     assert "no binarized split at" in refused("--split", "test")
     assert "holds no meta.json" in refused(dictionary=tmp_path)
-    assert "is more than the 32 positions of the model" in refused("--tokens-per-sample", 33)
+    assert "is more than the 32 positions of the auxiliary model" in refused("--tokens-per-sample", 33)
     assert "the dictionary does not have" in refused("--lambda", 0.1) or "lambda" in refused("--lambda", 0.1)
     other = save_sae(tiny, tmp_path / "other", auxiliary_fingerprint="0" * 64)
     assert "was learned from another auxiliary checkpoint" in refused(dictionary=other)

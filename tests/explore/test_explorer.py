@@ -91,7 +91,15 @@ def test_a_property_is_found_by_its_number_or_a_part_of_its_name(folders: Folder
     (tmp_path / "names.json").write_text(json.dumps(dict(enumerate(names))))
     model, dictionary, _ = folders
     explorer = open_explorer(model, dictionary=dictionary, names=tmp_path / "names.json")
-    for query, atom in (("3", 3), (" snow ", 1), ("rain", 4), ("N, s", 0), ("B>", 8), ("property 20", 20)):
+    for query, atom in (
+        ("3", 3),
+        ("property 2", 2),
+        (" snow ", 1),
+        ("rain", 4),
+        ("N, s", 0),
+        ("B>", 8),
+        ("property 20", 20),
+    ):
         assert explorer.atom_of(query) == atom
     for query, message in (
         ("rai", r'5 properties have "rai" in their names; write a number: 0 \(rain, snow\); 4 \(RAIN\); .*rail\)$'),

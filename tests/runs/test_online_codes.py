@@ -128,7 +128,7 @@ def test_model_is_loaded_once_leaves_random_numbers_alone_and_is_not_pickled(
         ({"latent_layer": 1}, "the dictionary was learned from layer 2, not from"),
         ({"auxiliary_fingerprint": "0" * 64}, "learned from another auxiliary checkpoint"),
         ({"dim": 16}, "the dictionary is 16 wide, the hidden states of the auxiliary model are 32 wide"),
-        ({"tokens_per_sample": 128}, "--tokens-per-sample 128 is more than the 64 positions of the model"),
+        ({"tokens_per_sample": 128}, "--tokens-per-sample 128 is more than the 64 positions of the auxiliary model"),
     ],
 )
 def test_what_does_not_fit_is_said_when_the_data_is_loaded(

@@ -31,7 +31,8 @@ def check_positions(encoder: HiddenStateEncoder, tokens_per_sample: int) -> None
     """Raise ValueError if the samples have more tokens than the model has positions."""
     if tokens_per_sample > encoder.max_tokens:
         raise ValueError(
-            f"--tokens-per-sample {tokens_per_sample} is more than the {encoder.max_tokens} positions of the model"
+            f"--tokens-per-sample {tokens_per_sample} is more than the {encoder.max_tokens} positions of the auxiliary "
+            "model"
         )
 
 

@@ -43,7 +43,7 @@ def test_width_and_positions_of_the_model_are_compared(tiny: TinyData) -> None:
     check_positions(encoder, POSITIONS)
     with pytest.raises(ValueError, match="dictionary is 16 wide, the hidden states of the auxiliary model are 32 wide"):
         check_width(encoder, ToyCoder(16))
-    too_long = f"--tokens-per-sample {POSITIONS + 1} is more than the {POSITIONS} positions of the model"
+    too_long = f"--tokens-per-sample {POSITIONS + 1} is more than the {POSITIONS} positions of the auxiliary model"
     with pytest.raises(ValueError, match=too_long):
         check_positions(encoder, POSITIONS + 1)
 
