@@ -40,6 +40,7 @@ def test_words_that_are_wrong_usage_are_a_failed_task(capsys: pytest.CaptureFixt
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm_python")
 def test_settings_without_a_step_are_one_line(tmp_path: Path) -> None:
     (tmp_path / "settings.yaml").write_text("enocde: [data-bin]\nexecutor: {tasks: 1}\n", encoding="utf-8")
     command = [sys.executable, EXAMPLE / "run_tasks.py", tmp_path / "settings.yaml"]
@@ -51,6 +52,7 @@ def test_settings_without_a_step_are_one_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm_python")
 def test_tasks_code_what_one_process_codes_and_a_killed_run_goes_on(pipeline: Pipeline, tmp_path: Path) -> None:
     alone = copy_without_codes(pipeline.data_bin, tmp_path / "alone")
     mlsm(*encode_words(pipeline, alone, *SMALL_SHARDS))
@@ -62,6 +64,7 @@ def test_tasks_code_what_one_process_codes_and_a_killed_run_goes_on(pipeline: Pi
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm_python")
 def test_tasks_index_what_one_process_indexes_and_a_killed_run_goes_on(tiny: TinyData, tmp_path: Path) -> None:
     model, dictionary = make_encoder(tiny.text, tmp_path)
     write_documents(tiny.text, tmp_path / "docs.txt")
