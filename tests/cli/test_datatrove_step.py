@@ -80,6 +80,7 @@ def run_killed_and_again(folder: Path, step: str, words: Sequence[object], outpu
     """Run an example with other words: killed as soon as the output is begun, run to its end, and once more."""
     settings = yaml.safe_load((EXAMPLE / f"{step}.yaml").read_text(encoding="utf-8"))
     settings[step] = [str(word) for word in words]
+    settings["executor"]["start_method"] = "fork"  # of this process, which need not import anything
     (folder / "settings.yaml").write_text(yaml.safe_dump(settings), encoding="utf-8")
     command = [sys.executable, EXAMPLE / "run_tasks.py", folder / "settings.yaml"]
     path = os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")])

@@ -98,6 +98,7 @@ def test_odd_names_are_quoted(tmp_path: Path, is_sentence_transformer: bool) -> 
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm_python")
 def test_the_commands_print_something_in_a_shell(tmp_path: Path, english_text: tuple[Path, Path]) -> None:
     model = make_model("bert", english_text[1], tmp_path / ODD, kind=AutoModelForMaskedLM)
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
