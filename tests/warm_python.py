@@ -3,8 +3,8 @@
 A process of this project takes seconds to import torch and fairseq, most of the time of a test that starts many. These
 commands run in forks of a process that has imported both. They take arguments, environment, working folder and files
 from the caller, as a started process does, and pass ``sys.executable`` on, so that what they start is as fast. They
-cost the caller no processor time. The tests of killed processes, of installation, of the README's pipeline and of data
-loaders with workers start real ones.
+cost the caller no processor time. One that is killed ends a moment later, and with it all that it has started. The
+tests of installation, of imports and of commands whose parent alone is killed start real ones, and so does `make docs`.
 """
 
 from __future__ import annotations
