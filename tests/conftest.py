@@ -29,11 +29,15 @@ settings.load_profile("project")
 
 # the files that take longest in the slow lane begin first, so that no process is left alone with one at the end
 LONGEST = (
-    *("attacks/test_faults.py", "attacks/test_killed_commands.py", "runs/test_training_runs.py"),
-    *("attacks/test_hostile_batches.py", "attacks/test_killed_training.py", "docs/test_readme.py"),
-    *("research/test_compare_objectives.py", "runs/test_modern_runs.py", "runs/test_npm_runs.py"),
-    *("scripts/test_benches.py", "attacks/test_two_at_once.py", "docs/test_huggingface.py"),
-    *("runs/test_denoising_runs.py", "examples/test_npm_example.py"),
+    *("huggingface/test_epoch_order.py", "attacks/test_bad_inputs.py", "attacks/test_killed_training.py"),
+    *("babylm/test_training.py", "hub/test_other_versions.py", "cli/test_adapt.py"),
+    *("attacks/test_killed_commands.py", "attacks/test_faults.py", "docs/test_readme.py"),
+    *("runs/test_training_runs.py", "scripts/test_benches.py", "docs/test_huggingface.py"),
+    *("cli/test_preprocess.py", "cli/test_pretrain.py", "project/test_without_fairseq.py"),
+    *("retrieval/test_key_index.py", "research/test_compare_objectives.py", "docs/test_tutorial.py"),
+    *("examples/test_mlsm_example.py", "core/machine/test_memory.py", "cli/test_next_commands.py"),
+    *("cli/test_datatrove_step.py", "runs/test_modern_runs.py", "runs/test_npm_runs.py"),
+    "runs/test_denoising_runs.py",
 )
 
 TINY_MODEL = (

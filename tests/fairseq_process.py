@@ -24,11 +24,12 @@ from typing import NoReturn
 PRELOADED = [
     *("torch", "fairseq_cli.train", "scipy.stats", "numba", "sentencepiece", "spams", "torchaudio", "transformers"),
     *("torch._dynamo", "torch.fx.experimental.symbolic_shapes", "hydra._internal.core_plugins", "matplotlib.figure"),
+    "transformers.trainer",
     *(f"transformers.models.auto.{name}_auto" for name in ("modeling", "tokenization")),
     *("transformers.models.modernbert.modeling_modernbert", "faiss"),
     *(f"numba.{name}" for name in ("cpython.setobj", "cpython.unicode", "misc.cffiimpl", "experimental.jitclass.base")),
 ]
-LARGEST_FILE = "TEST_LARGEST_FILE"  # in the environment: bytes
+LARGEST_FILE = "TEST_LARGEST_FILE"  # in the environment of a fork: bytes
 COMMAND = (sys.executable, "-m", "fairseq_cli.train")
 
 _context: ForkServerContext | None = None
@@ -72,15 +73,13 @@ def _train(arguments: list[str], environment: dict[str, str], cwd: str, outputs:
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(cwd)
-    if LARGEST_FILE in environment:  # a longer one is as on a full disk
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (int(environment[LARGEST_FILE]), resource.RLIM_INFINITY))
     become(["-m", "fairseq_cli.train", *arguments])
 
 
 def become(words: list[str]) -> NoReturn:
     """In a fork: do what ``python words`` does, with the standard files as they are, and end."""
     gc.freeze()  # what is imported stays, and costs no collection time
+    multiprocessing.set_start_method(None, force=True)  # its workers start as usual, not as this process did
     sys.stdin = os.fdopen(0, "r", encoding="utf-8")
     sys.stdout = os.fdopen(1, "w", buffering=1, encoding="utf-8")
     sys.stderr = os.fdopen(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace")
@@ -88,6 +87,9 @@ def become(words: list[str]) -> NoReturn:
     logging.root.setLevel(logging.WARNING)
     for name in [name for name in sys.modules if name.partition(".")[0] == "fairseq_cli"]:
         del sys.modules[name]
+    if largest := os.environ.get(LARGEST_FILE):  # a longer one is as on a full disk
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (int(largest), resource.RLIM_INFINITY))
     if threads := os.environ.get("OMP_NUM_THREADS"):
         import torch
 

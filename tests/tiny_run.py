@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -35,15 +35,22 @@ def seeded_model(cfg: Any, task: Any, seed: int = 1) -> Any:
     return task.build_model(cfg.model)
 
 
-def batches(cfg: Any, split: str = "train", *, epoch: int = 1, combine: bool = False, task: Any = None) -> list[Any]:
-    """All batches of an epoch, in the order of training."""
+def each_batch(
+    cfg: Any, split: str = "train", *, epoch: int = 1, combine: bool = False, task: Any = None
+) -> Iterator[Any]:
+    """The batches of an epoch, in the order of training; each is collated when it is asked for."""
     task = task or tasks.setup_task(cfg.task)
     if split not in task.datasets:
         task.load_dataset(split, epoch=epoch, combine=combine)
     iterator = task.get_batch_iterator(
         task.dataset(split), max_sentences=8, max_positions=10_000, seed=cfg.common.seed, epoch=epoch
     )
-    return list(iterator.next_epoch_itr(shuffle=True))
+    return iter(iterator.next_epoch_itr(shuffle=True))
+
+
+def batches(cfg: Any, split: str = "train", **options: Any) -> list[Any]:
+    """All of :func:`each_batch`, which takes seconds for a large split."""
+    return list(each_batch(cfg, split, **options))
 
 
 def in_torch_ddp(model: Any, folder: Path, steps: Callable[[Any], T]) -> T:

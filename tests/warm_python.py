@@ -1,10 +1,10 @@
-"""A folder of commands that start at once: ``python``, ``mlsm`` and those of fairseq.
+"""A folder of commands that start at once: ``python``, ``mlsm``, ``torchrun`` and those of fairseq.
 
 A process of this project takes seconds to import torch and fairseq, most of the time of a test that starts many. These
 commands run in forks of a process that has imported both. They take arguments, environment, working folder and files
 from the caller, as a started process does, and pass ``sys.executable`` on, so that what they start is as fast. They
-cost the caller no processor time. The tests of killed processes, of installation, of the README's pipeline and of data
-loaders with workers start real ones.
+cost the caller no processor time. One that is killed ends a moment later, and with it all that it has started. The
+tests of installation, of imports and of commands whose parent alone is killed start real ones, and so does `make docs`.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def warm_commands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The folder of the commands."""
     folder = tmp_path_factory.mktemp("bin")
     client = CLIENT.format(real=str(REAL_PYTHON), folder=str(folder))
-    for name in ("python", *(path.name for path in REAL_PYTHON.parent.glob("fairseq-*")), "mlsm"):
+    for name in ("python", *(path.name for path in REAL_PYTHON.parent.glob("fairseq-*")), "mlsm", "torchrun"):
         (folder / name).write_text(client, encoding="utf-8")
         (folder / name).chmod(0o755)
     listener = socket.socket(socket.AF_UNIX)

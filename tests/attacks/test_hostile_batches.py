@@ -20,7 +20,7 @@ from mlsm_plugin.core.sparse_coding.encode import normalize_rows
 from mlsm_plugin.core.sparse_coding.lasso import LassoCoder
 from tests.conftest import CRITERIONS, Pipeline
 from tests.denoising_flags import SIZE
-from tests.tiny_run import batches, seeded_model, training_config
+from tests.tiny_run import each_batch, seeded_model, training_config
 
 PADDING, UNKNOWN = 1, 3
 MODERN = ("--arch", "mlsm_modern_tiny", "--encoder-layers", 1)
@@ -94,7 +94,7 @@ def made(pipeline: Pipeline) -> Callable[[str, bool], SimpleNamespace]:
             cfg = training_config(pipeline.data_bin, *flags, task=name, criterion=CRITERIONS[name])
             task = tasks.setup_task(cfg.task)
             task.build_model(cfg.model)
-            known[name, modern] = SimpleNamespace(cfg=cfg, task=task, batch=batches(cfg, "valid", task=task)[0])
+            known[name, modern] = SimpleNamespace(cfg=cfg, task=task, batch=next(each_batch(cfg, "valid", task=task)))
         return known[name, modern]
 
     return make

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import resource
 import signal
 import subprocess
 import time
@@ -22,6 +21,7 @@ import pytest
 from tests.attacks.commands import SMALL
 from tests.attacks.killed_runs import assert_equal, state_of
 from tests.conftest import REPOSITORY, TINY_MODEL, TINY_TRAINING
+from tests.fairseq_process import LARGEST_FILE
 from tests.tiny_models import TinyData
 from tests.warm_python import REAL_PYTHON
 
@@ -93,14 +93,10 @@ def command_of(words: tuple[object, ...], python: Path = REAL_PYTHON) -> list[st
     return [str(python), "-m", "mlsm_plugin.cli.main", *map(str, words)]
 
 
-def on_full_disk(words: tuple[object, ...], largest: int) -> subprocess.CompletedProcess[str]:
+def on_full_disk(words: tuple[object, ...], largest: int, python: Path) -> subprocess.CompletedProcess[str]:
     """Run a command where no file can be longer than ``largest`` bytes."""
-
-    def limit() -> None:
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (largest, resource.RLIM_INFINITY))
-
-    return subprocess.run(command_of(words), capture_output=True, text=True, env=ENVIRONMENT, preexec_fn=limit)
+    environment = {**ENVIRONMENT, LARGEST_FILE: str(largest)}
+    return subprocess.run(command_of(words, python), capture_output=True, text=True, env=environment)
 
 
 @pytest.fixture(scope="module")
@@ -140,7 +136,9 @@ def check_result(command: str, output: Path, wanted: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", CHAINS)
-def test_killed_commands_end_as_if_never_stopped(command: str, tiny: TinyData, whole: Any, tmp_path: Path) -> None:
+def test_killed_commands_end_as_if_never_stopped(
+    command: str, tiny: TinyData, whole: Any, tmp_path: Path, warm_commands: Path
+) -> None:
     wanted, seconds = whole(command)
     output, log = tmp_path / "killed" / "out", tmp_path / "killed.log"
     output.parent.mkdir()
@@ -158,7 +156,7 @@ def test_killed_commands_end_as_if_never_stopped(command: str, tiny: TinyData, w
             while children_of(process.pid):
                 assert time.monotonic() < deadline, "a child outlives its parent"
                 time.sleep(0.1)
-    last = start(words, log)
+    last = start(words, log, warm_commands / "python")
     assert last.wait() == 0, log.read_text()[-2000:]
     check_result(command, output, wanted)
 
@@ -174,7 +172,7 @@ def test_a_full_disk_is_one_line(
     output.parent.mkdir()
     words = CHAINS[command][0](tiny, output)
     largest = max(path.stat().st_size for path in wanted.rglob("*") if path.is_file())
-    full = on_full_disk(words, int(share * largest))
+    full = on_full_disk(words, int(share * largest), warm_python)
     assert full.returncode == 1, full.stderr[-3000:]
     assert full.stderr.count("mlsm: error: ") == 1, full.stderr[-3000:]
     assert "Traceback" not in full.stdout + full.stderr

@@ -17,6 +17,7 @@ from tests.denoising_flags import SIZE
 from tests.fairseq_process import LARGEST_FILE
 
 KILLS = int(os.environ.get("MLSM_KILLS", "20"))
+UPDATES = max(15, 3 * KILLS)  # a kill comes some three updates after the last one
 # dropout, so that the random numbers of a resumed run matter
 OBJECTIVES: dict[str, tuple[object, ...]] = {
     "plain_masked_lm": ("--dropout", 0.1),
@@ -31,7 +32,7 @@ OBJECTIVES: dict[str, tuple[object, ...]] = {
 @pytest.mark.slow
 @pytest.mark.parametrize("task", OBJECTIVES)
 def test_killed_runs_end_as_one_that_was_never_stopped(pipeline: Pipeline, tmp_path: Path, task: str) -> None:
-    more = ("--skip-invalid-size-inputs-valid-test", "--batch-size", 64, "--max-update", 60, *OBJECTIVES[task])
+    more = ("--skip-invalid-size-inputs-valid-test", "--batch-size", 64, "--max-update", UPDATES, *OBJECTIVES[task])
     more = tuple(pipeline.auxiliary if word == "AUXILIARY" else word for word in more)
     whole, killed = (words_of(pipeline.data_bin, tmp_path / name, task, *more) for name in ("whole", "killed"))
     seconds_of(whole, tmp_path / "whole.log")

@@ -604,8 +604,6 @@ def test_the_model_is_pushed_once(start: Path, tmp_path: Path) -> None:
         files = {file.name: file.read_bytes() for file in (tmp_path / "out" / "model").iterdir()}
         assert there.branches["main"] == files
         assert mlsm_with_hub(endpoint, *command)[-1] == "main: up to date"
-        there.branches["main"].pop("config.json")
-        assert mlsm_with_hub(endpoint, *command)[-1] == "main: pushed"
 
 
 def test_low_rank_updates_are_merged(start: Path, tmp_path: Path, capsys: Capture) -> None:
@@ -650,6 +648,7 @@ def test_a_layer_that_is_not_there_is_refused_before_a_tokenizer_is_learned(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("more", [("--optimizer", "muon"), ("--student", "1x64"), REGRESSION])
+@pytest.mark.usefixtures("warm_python")
 def test_killed_runs_resume_to_the_same_weights(start: Path, tmp_path: Path, more: tuple[object, ...]) -> None:
     objective = "regression+mlm" if more is REGRESSION else "mlsm+mlm"
     mlsm(*words(start, tmp_path / "whole", *more, objective=objective))
@@ -659,7 +658,7 @@ def test_killed_runs_resume_to_the_same_weights(start: Path, tmp_path: Path, mor
         output = tmp_path / f"killed{number}"
         for _ in range(2):
             process = start_mlsm(*words(start, output, *more, objective=objective), start_new_session=True)
-            time.sleep(rng.uniform(3, 14))
+            time.sleep(rng.uniform(0.5, 6))
             process.kill()
             process.communicate()
         mlsm(*words(start, output, *more, objective=objective))

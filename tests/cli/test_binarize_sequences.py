@@ -65,6 +65,7 @@ def test_bad_input_is_one_line_and_leaves_nothing(made: CodedModel, tmp_path: Pa
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm_python")
 def test_killed_run_leaves_no_folder(made: CodedModel, tmp_path: Path) -> None:
     text = tmp_path / "long.txt"
     text.write_text(made.text.read_text("utf-8") * 400, encoding="utf-8")

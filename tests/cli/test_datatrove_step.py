@@ -40,6 +40,7 @@ def test_words_that_are_wrong_usage_are_a_failed_task(capsys: pytest.CaptureFixt
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm_python")
 def test_settings_without_a_step_are_one_line(tmp_path: Path) -> None:
     (tmp_path / "settings.yaml").write_text("enocde: [data-bin]\nexecutor: {tasks: 1}\n", encoding="utf-8")
     command = [sys.executable, EXAMPLE / "run_tasks.py", tmp_path / "settings.yaml"]
@@ -51,6 +52,7 @@ def test_settings_without_a_step_are_one_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm_python")
 def test_tasks_code_what_one_process_codes_and_a_killed_run_goes_on(pipeline: Pipeline, tmp_path: Path) -> None:
     alone = copy_without_codes(pipeline.data_bin, tmp_path / "alone")
     mlsm(*encode_words(pipeline, alone, *SMALL_SHARDS))
@@ -62,6 +64,7 @@ def test_tasks_code_what_one_process_codes_and_a_killed_run_goes_on(pipeline: Pi
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm_python")
 def test_tasks_index_what_one_process_indexes_and_a_killed_run_goes_on(tiny: TinyData, tmp_path: Path) -> None:
     model, dictionary = make_encoder(tiny.text, tmp_path)
     write_documents(tiny.text, tmp_path / "docs.txt")
@@ -77,6 +80,7 @@ def run_killed_and_again(folder: Path, step: str, words: Sequence[object], outpu
     """Run an example with other words: killed as soon as the output is begun, run to its end, and once more."""
     settings = yaml.safe_load((EXAMPLE / f"{step}.yaml").read_text(encoding="utf-8"))
     settings[step] = [str(word) for word in words]
+    settings["executor"]["start_method"] = "fork"  # of this process, which need not import anything
     (folder / "settings.yaml").write_text(yaml.safe_dump(settings), encoding="utf-8")
     command = [sys.executable, EXAMPLE / "run_tasks.py", folder / "settings.yaml"]
     path = os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")])

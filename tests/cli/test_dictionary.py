@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 import shlex
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from fairseq import options
 
 from tests.cli.coding_runs import BLOCKS, contents, meta_of, start_mlsm
 from tests.conftest import PLUGIN, Pipeline, failing_mlsm, mlsm
+from tests.fairseq_process import LARGEST_FILE
 from tests.tiny_models import TRAINED_TOKENS, TinyData
 
 FEW = ("--atoms", 16, "--tokens", 600, "--iterations", 5, "--batch-size", 50)
@@ -112,12 +112,10 @@ def test_dictionary_that_nothing_uses_is_not_written(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm_python")
 def test_disk_that_fills_up_leaves_no_dictionary(pipeline: Pipeline, tmp_path: Path) -> None:
     words = ("--auxiliary", pipeline.auxiliary, "--layer", 2, "--output", tmp_path / "made", *FEW, *BLOCKS)
-    run = start_mlsm(
-        *("dictionary", pipeline.data_bin, *words),
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000)),
-    )
+    run = start_mlsm("dictionary", pipeline.data_bin, *words, variables={LARGEST_FILE: "1000"})
     errors = run.communicate()[1]
     assert run.returncode == 1
     assert "mlsm: error: File too large" in errors

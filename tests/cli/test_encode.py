@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import resource
 import shutil
 from collections import namedtuple
 from pathlib import Path
@@ -27,6 +26,7 @@ from tests.cli.coding_runs import (
     start_mlsm,
 )
 from tests.conftest import Pipeline, failing_mlsm, fairseq_train, mlsm
+from tests.fairseq_process import LARGEST_FILE
 
 # ---- dictionary ------------------------------------------------------------------------------------------
 
@@ -35,6 +35,7 @@ from tests.conftest import Pipeline, failing_mlsm, fairseq_train, mlsm
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm_python")
 def test_killed_coding_goes_on_to_the_same_bytes(
     pipeline: Pipeline, data_bin: Path, uninterrupted: dict[str, bytes]
 ) -> None:
@@ -52,15 +53,12 @@ def test_killed_coding_goes_on_to_the_same_bytes(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm_python")
 def test_disk_that_fills_up_is_one_line_and_the_same_command_goes_on(
     pipeline: Pipeline, data_bin: Path, uninterrupted: dict[str, bytes]
 ) -> None:
     largest = max(len(content) for content in uninterrupted.values())
-
-    def limit_files() -> None:  # a write beyond it fails as on a full disk
-        resource.setrlimit(resource.RLIMIT_FSIZE, (largest - 1000, largest - 1000))
-
-    run = start_mlsm(*encode_words(pipeline, data_bin, *SHARDS), preexec_fn=limit_files)
+    run = start_mlsm(*encode_words(pipeline, data_bin, *SHARDS), variables={LARGEST_FILE: str(largest - 1000)})
     output, errors = run.communicate()
     assert run.returncode == 1
     assert [line for line in errors.splitlines() if line.startswith("mlsm: error: ")] == ["mlsm: error: File too large"]

@@ -167,6 +167,7 @@ def test_torchrun_shares_the_work(pipeline: Pipeline, data_bin: Path, uninterrup
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm_python")
 def test_killed_process_leaves_the_others_shards_and_a_rerun_completes(
     pipeline: Pipeline, data_bin: Path, uninterrupted: dict[str, bytes]
 ) -> None:

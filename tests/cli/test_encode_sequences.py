@@ -64,6 +64,7 @@ def test_shares_of_the_work_and_options(made: CodedModel, tmp_path: Path, capsys
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm_python")
 def test_killed_run_resumes_to_the_same_bytes(made: CodedModel, tmp_path: Path) -> None:
     mlsm(*made.words(tmp_path / "whole"))
     process = start_mlsm(*made.words(tmp_path / "killed"), start_new_session=True)

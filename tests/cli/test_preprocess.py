@@ -207,6 +207,7 @@ def test_options_of_an_sae_reach_the_dictionary(here: Path, capsys: pytest.Captu
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm_python")
 def test_given_auxiliary_model_is_used_and_a_killed_run_goes_on_to_the_same_codes(
     here: Path, pipeline: Pipeline
 ) -> None:
@@ -220,7 +221,7 @@ def test_given_auxiliary_model_is_used_and_a_killed_run_goes_on_to_the_same_code
 
     killed = subprocess.Popen(
         [*command, "--output", "killed"], env=ENVIRONMENT, start_new_session=True,
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
     )  # fmt: skip
     deadline = time.monotonic() + 120
     record = here / "killed" / "steps.json"
@@ -229,7 +230,7 @@ def test_given_auxiliary_model_is_used_and_a_killed_run_goes_on_to_the_same_code
         assert time.monotonic() < deadline
         time.sleep(0.005)
     os.killpg(killed.pid, signal.SIGKILL)
-    killed.wait()
+    killed.communicate()  # until nothing of it runs
     assert not (here / "killed" / "data-bin" / "train.codes" / "meta.json").exists()
 
     again = subprocess.run(

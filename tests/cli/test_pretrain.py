@@ -24,7 +24,6 @@ from tests.conftest import REPOSITORY, Pipeline, failing_mlsm, mlsm
 from tests.docs.pages import commands_of, read
 from tests.earlier_records import in_earlier_files
 from tests.tiny_models import TinyData
-from tests.warm_python import REAL_PYTHON
 
 SLOW = pytest.mark.slow
 TRAINING = (
@@ -114,9 +113,10 @@ def test_a_finished_run_is_left_as_it_is_and_other_stages_are_refused(
 
 
 @SLOW
+@pytest.mark.usefixtures("warm_python")
 def test_a_killed_run_ends_as_one_that_was_never_stopped(run: Run, pipeline: Pipeline, tmp_path: Path) -> None:
     folder, log = tmp_path / "run", tmp_path / "log"
-    command = [str(REAL_PYTHON), "-m", "mlsm_plugin.cli.main", *words(pipeline.data_bin, folder)]
+    command = [sys.executable, "-m", "mlsm_plugin.cli.main", *words(pipeline.data_bin, folder)]
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
     for sign in ("stage-1/model.pt", "stage-1/dictionary", "stage-1/train.codes/meta.json", "stage-2"):
         with open(log, "w") as file:

@@ -53,6 +53,7 @@ def command_of(root: Path, text: Path) -> tuple[object, ...]:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm_python")
 def test_every_step_of_an_adaptation_has_a_bar(tmp_path: Path, english_text: tuple[Path, Path]) -> None:
     shown = shown_in_terminal(*command_of(tmp_path, english_text[0]))
     bars = dict.fromkeys(name for name, _ in BAR.findall(shown))
@@ -63,6 +64,7 @@ def test_every_step_of_an_adaptation_has_a_bar(tmp_path: Path, english_text: tup
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm_python")
 def test_a_training_of_fairseq_has_a_bar(tmp_path: Path, tiny: TinyData) -> None:
     options = ("--max-update", 30, "--save-dir", tmp_path / "aux", "--arch", "mlsm_roberta_tiny", "--keep-at", 100)
     shown = shown_in_terminal("auxiliary", tiny.data_bin, *options, *TINY_TRAINING)

@@ -13,7 +13,7 @@ from tests.docs.pages import read
 from tests.documented import bash_blocks, clean_folder, run_in
 from tests.tiny_hf_models import make_model
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("warm_python_in_module")]
 
 PAGE, EXAMPLE = "docs/huggingface.md", "examples/huggingface/README.md"
 SMALL = "--max-length 32 --updates 2 --batch-size 4 --cpu"
@@ -85,7 +85,6 @@ def test_a_student_of_fairseq_has_its_own_vocabulary(folder: Path) -> None:
     assert "--task masked_latent_semantic" in run_in(folder, commands)
 
 
-@pytest.mark.usefixtures("warm_python")
 def test_the_lines_of_python_run(folder: Path) -> None:
     (whole,) = re.findall(r"```python\n(.*?)```", read(PAGE), flags=re.S)
     (parts,) = re.findall(r"```python\n(.*?)```", read(EXAMPLE), flags=re.S)
@@ -96,7 +95,6 @@ def test_the_lines_of_python_run(folder: Path) -> None:
     AutoModelForMaskedLM.from_pretrained(folder / "model")
 
 
-@pytest.mark.usefixtures("warm_python")
 def test_the_example_runs(folder: Path) -> None:
     command, script, _ = bash_blocks(read(EXAMPLE))
     run_in(folder, smaller(command).replace("--output adapted", "--output by-example"))

@@ -58,6 +58,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, english_text: tuple[Path, P
     return clean_folder(tmp_path_factory.mktemp("readme"), english_text[0])
 
 
+@pytest.mark.usefixtures("warm_python")
 def test_every_command_of_the_pipeline_table_runs_in_order(folder: Path) -> None:
     commands = pipeline_commands()
     assert [command.split()[0] for command in commands] == [*["mlsm"] * 5, "fairseq-train", "mlsm"]
@@ -131,6 +132,7 @@ def test_the_recipe_runs_through_both_phases(folder: Path) -> None:
     assert (folder / "run" / "model" / "phase2" / "checkpoint_best.pt").exists()
 
 
+@pytest.mark.usefixtures("warm_python")
 def test_the_hydra_command_runs(folder: Path) -> None:
     run_in(folder, f"{block_with('docs/differences.md', 'fairseq-hydra-train').strip()} {TINY_HYDRA}")
     assert (folder / "run" / "model" / "checkpoint_best.pt").exists()

@@ -53,7 +53,9 @@ def install_version(
     """
 
     def install(folder: Path) -> None:
-        command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(folder)]
+        # what is not imported need not be compiled
+        options = ("--quiet", "--no-compile", "--no-deps", "--target", str(folder))
+        command = [sys.executable, "-m", "pip", "install", *options]
         environment = {name: value for name, value in os.environ.items() if name != "PIP_CONSTRAINT"}
         packages = [*more, *(() if version is None else (f"transformers=={version}", *NEEDED, *OF_HUB))]
         done = subprocess.run([*command, *packages], env=environment, capture_output=True, text=True)

@@ -26,7 +26,7 @@ from mlsm_plugin.huggingface import (
 from mlsm_plugin.huggingface.collators import IGNORED
 from tests.conftest import Pipeline
 from tests.tiny_models import save_model
-from tests.tiny_run import batches, seeded_model, training_config
+from tests.tiny_run import each_batch, seeded_model, training_config
 
 SLOW = pytest.mark.slow
 FEWEST = 15  # gradients to compare, so that no name is missed
@@ -49,7 +49,7 @@ class Both:
         self.stock = stock_model(SimpleNamespace(model=self.model, task=self.task), self.ids)
 
     def batch(self) -> dict[str, Any]:
-        found: dict[str, Any] = batches(self.cfg, task=self.task)[0]
+        found: dict[str, Any] = next(each_batch(self.cfg, task=self.task))
         return found
 
     def latent(self, **weights: float) -> Any:

@@ -7,7 +7,9 @@ import re
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -117,9 +119,33 @@ def environment_without_fairseq(folder: Path) -> Path:
     return python
 
 
-def mlsm(python: Path, words: tuple[object, ...], **variables: str) -> subprocess.CompletedProcess[str]:
-    code = f"import sys; from mlsm_plugin.cli.main import main; sys.exit(main({[str(word) for word in words]!r}))"
-    return run(code, python=python, check=False, **variables)
+class Done(NamedTuple):
+    """A command that has ended."""
+
+    status: int
+    stdout: str
+    stderr: str
+
+
+END = "--- the command ended with "
+
+
+def mlsm(python: Path, *commands: Sequence[object]) -> list[Done]:
+    """Run commands one after the other in one process, whose start takes seconds."""
+    words = [[str(word) for word in command] for command in commands]
+    code = f"""
+import sys
+from mlsm_plugin.cli.main import main
+for words in {words!r}:
+    status = main(words)
+    for stream in (sys.stdout, sys.stderr):
+        print({END!r} + str(status), file=stream, flush=True)
+"""
+    result = run(code, python=python)
+    pattern = rf"(.*?)^{END}(\d+)$\n"
+    printed, errors = (re.findall(pattern, text, flags=re.M | re.S) for text in (result.stdout, result.stderr))
+    assert len(printed) == len(errors) == len(commands)
+    return [Done(int(status), output, error) for (output, status), (error, _) in zip(printed, errors, strict=True)]
 
 
 @pytest.mark.slow
@@ -128,63 +154,67 @@ def test_from_text_to_codes_without_fairseq(english_text: tuple[Path, Path], tmp
     model = make_model("bert", english_text[1], tmp_path / "bert")
     np.save(tmp_path / "atoms.npy", np.random.default_rng(1).normal(size=(24, 32)).astype(np.float32))
     small = ("--threads", 1, "--device", "cpu")
-
-    def succeed(*words: object, **variables: str) -> str:
-        result = mlsm(python, words, **variables)
-        assert result.returncode == 0, result.stdout + result.stderr
-        return result.stdout
-
-    succeed(
+    convert = (
         *("convert", tmp_path / "atoms.npy", tmp_path / "dictionary", "--normalize", "--lambda", 0.05),
         *("--layer", 2, "--auxiliary", f"hf:{model}"),
     )
-    succeed(
+    binarize = (
         *("binarize", "--format", "sequences", "--train", english_text[1], "--tokenizer", f"hf:{model}"),
         *("--output", tmp_path / "tokens", "--max-length", 40),
     )
     tokens = tmp_path / "tokens" / "train"
     coding = ("encode", tokens, "--auxiliary", f"hf:{model}", *small, "--dictionary", tmp_path / "dictionary")
-    succeed(*coding, "--output", tmp_path / "store")
+    (tmp_path / "model.pt").touch()
+    other = ("convert", tmp_path / "atoms.npy", tmp_path / "third", "--normalize", "--lambda", 0.05)
+    commands = [
+        *(convert, binarize, (*coding, "--output", tmp_path / "store"), ("doctor",), ("auxiliary",), ("dictionary",)),
+        (*other, "--auxiliary", tmp_path / "model.pt"),
+        (*coding, "--output", tmp_path / "fourth", "--solver", "spams"),
+    ]
+    done = mlsm(python, *commands)
+    doctor = done[3]
+    for one in done[:3]:
+        assert one.status == 0, one.stdout + one.stderr
+    assert doctor.status == 1
+    assert re.search(r"^ BAD  fairseq +fairseq is missing; fix: pip", doctor.stdout, flags=re.M)
+    assert ", ".join(f"mlsm {name}" for name in WITHOUT_FAIRSEQ) in doctor.stdout.splitlines()[-2]
+    problems = []
+    for one in done[4:]:
+        lines = [line for line in one.stderr.splitlines() if line.startswith("mlsm: error: ")]
+        assert one.status == 1
+        assert "Traceback" not in one.stderr
+        assert len(lines) == 1, one.stderr
+        problems += lines
+    for problem in problems[:2]:
+        assert re.match("mlsm: error: fairseq is missing; fix: pip install", problem)
+    assert "fairseq is missing; fix: pip install" in problems[2]
+    assert "this needs spams" in problems[3]
 
     learned = run(
         f"""
 from mlsm_plugin.core.coding.coder_learning import LearningSettings
+from mlsm_plugin.core.hidden_states.sources import source_of
 from mlsm_plugin.huggingface.coding import learn_from_sequences
 for kind, more in (("topk", dict(k=4)), ("lasso", dict(backend="torch", iterations=5))):
     settings = LearningSettings(layer=2, coder=kind, atoms=24, tokens=500, batch_size=50, threads=1, **more)
     print(learn_from_sequences({str(tokens)!r}, {str(model)!r}, output={str(tmp_path)!r} + "/" + kind,
                                settings=settings).num_atoms)
+try:
+    source_of({str(tmp_path / "model.pt")!r})
+except Exception as error:
+    print(error)
 """,
         python=python,
     )
     assert learned.stdout.splitlines().count("24") == 2
+    assert "would be a fairseq checkpoint, but fairseq does not work" in learned.stdout
     plugin = tmp_path / "my_plugin"
     plugin.mkdir()
     (plugin / "__init__.py").write_text("import mlsm_plugin\nprint('the plugin was imported')\n")
-    printed = succeed(*coding, "--dictionary", tmp_path / "topk", "--output", tmp_path / "other", "--user-dir", plugin)
-    assert "the plugin was imported" in printed
-
-    doctor = mlsm(python, ("doctor",))
-    assert doctor.returncode == 1
-    assert re.search(r"^ BAD  fairseq +fairseq is missing; fix: pip", doctor.stdout, flags=re.M)
-    assert ", ".join(f"mlsm {name}" for name in WITHOUT_FAIRSEQ) in doctor.stdout.splitlines()[-2]
-
-    def fails(*words: object) -> str:
-        result = mlsm(python, words)
-        lines = [line for line in result.stderr.splitlines() if line.startswith("mlsm: error: ")]
-        assert result.returncode == 1
-        assert "Traceback" not in result.stderr
-        assert len(lines) == 1, result.stderr
-        return lines[0]
-
-    for command in ("auxiliary", "dictionary"):
-        assert re.match("mlsm: error: fairseq is missing; fix: pip install", fails(command))
-    (tmp_path / "model.pt").touch()
-    other = ("convert", tmp_path / "atoms.npy", tmp_path / "third", "--normalize", "--lambda", 0.05)
-    assert "fairseq is missing; fix: pip install" in fails(*other, "--auxiliary", tmp_path / "model.pt")
-    code = f"from mlsm_plugin.core.hidden_states.sources import source_of\nsource_of({str(tmp_path / 'model.pt')!r})"
-    assert "would be a fairseq checkpoint, but fairseq does not work" in run(code, python=python, check=False).stderr
-    assert "this needs spams" in fails(*coding, "--output", tmp_path / "fourth", "--solver", "spams")
+    topk = ("--dictionary", tmp_path / "topk", "--output", tmp_path / "other", "--user-dir", plugin)
+    (with_plugin,) = mlsm(python, (*coding, *topk))
+    assert with_plugin.status == 0, with_plugin.stderr
+    assert "the plugin was imported" in with_plugin.stdout
 
 
 @pytest.mark.slow
@@ -193,21 +223,26 @@ def test_a_model_is_adapted_without_fairseq(english_text: tuple[Path, Path], tmp
     model = make_model("bert", english_text[1], tmp_path / "bert", kind=AutoModelForMaskedLM)
     small = ("--objective", "mlsm+mlm", "--max-length", 32, "--atoms", 40, "--updates", 2, "--batch-size", 4)
     output = ("--output", tmp_path / "adapted")
-    result = mlsm(python, ("adapt", model, "--text", english_text[1], *output, *small, "--tokens", 4000, "--cpu"))
-    assert result.returncode == 0, result.stderr
-    assert "held-out mlm_loss" in result.stdout
     models = (model, tmp_path / "adapted" / "model")
-    result = mlsm(python, ("evaluate", "encoder", *models, "--text", english_text[1], "--queries", 20))
-    assert "BM25" in result.stdout, result.stderr
-    index = ("search", "index", english_text[1], "--model", models[1], "--output", tmp_path / "index")
-    assert " documents, " in mlsm(python, index).stdout
-    assert "property" in mlsm(python, ("search", "query", tmp_path / "index", "the name of a value")).stdout
     files = write_labelled(tmp_path, splits=("train", "valid"))
     words = ("finetune", *files, "--output", tmp_path / "classifier", "--max-epoch", 1, "--cpu", "--model")
-    result = mlsm(python, (*words, models[1]))
-    assert re.search(r"^ +mean +[\d.]+$", result.stdout, flags=re.M), result.stderr
     (tmp_path / "model.pt").touch()
-    assert "fairseq is missing; fix: pip install" in mlsm(python, (*words, tmp_path / "model.pt")).stderr
+    adapt, evaluate, index, query, finetune, refused = mlsm(
+        python,
+        ("adapt", model, "--text", english_text[1], *output, *small, "--tokens", 4000, "--cpu"),
+        ("evaluate", "encoder", *models, "--text", english_text[1], "--queries", 20),
+        ("search", "index", english_text[1], "--model", models[1], "--output", tmp_path / "index"),
+        ("search", "query", tmp_path / "index", "the name of a value"),
+        (*words, models[1]),
+        (*words, tmp_path / "model.pt"),
+    )
+    assert adapt.status == 0, adapt.stderr
+    assert "held-out mlm_loss" in adapt.stdout
+    assert "BM25" in evaluate.stdout, evaluate.stderr
+    assert " documents, " in index.stdout
+    assert "property" in query.stdout
+    assert re.search(r"^ +mean +[\d.]+$", finetune.stdout, flags=re.M), finetune.stderr
+    assert "fairseq is missing; fix: pip install" in refused.stderr
     script = REPOSITORY / "examples" / "huggingface" / "adapt.py"
     texts = (english_text[1], english_text[1])
     words = [str(word) for word in (python, script, model, *texts, tmp_path / "taco", *small, "--objective", "taco")]

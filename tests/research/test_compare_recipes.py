@@ -28,6 +28,7 @@ def read_figures(path: Path) -> dict[str, object]:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm_python")
 def test_all_rows_are_trained_once_and_measured(english_text: tuple[Path, Path], tmp_path: Path) -> None:
     lines = english_text[0].read_text(encoding="utf-8").splitlines(keepends=True)
     text = tmp_path / "text.txt"

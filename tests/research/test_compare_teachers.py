@@ -35,7 +35,9 @@ def run(words: list[str]) -> str:
 
 
 @pytest.fixture(scope="module")
-def finished(english_text: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Finished:
+def finished(
+    english_text: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory, warm_python_in_module: Path
+) -> Finished:
     """A comparison of toy size."""
     root = tmp_path_factory.mktemp("teachers")
     lines = english_text[0].read_text(encoding="utf-8").splitlines(keepends=True)

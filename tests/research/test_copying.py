@@ -66,6 +66,7 @@ def test_a_model_that_copies_needs_the_copies(tiny: TinyData) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm_python")
 def test_the_documented_command_prints_a_table(tiny: TinyData, tmp_path: Path) -> None:
     page = (REPOSITORY / "docs" / "research" / "comparison.md").read_text(encoding="utf-8")
     (command,) = (block for block in bash_blocks(page) if "copying.py" in block)

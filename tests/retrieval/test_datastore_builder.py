@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import resource
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +17,7 @@ from mlsm_plugin.retrieval import DatastoreSettings, PhraseDatastore
 from mlsm_plugin.retrieval.datastore_builder import ids_of_words, read_stopwords
 from tests.cli.coding_runs import contents, kill_once_there, split_tokens, start_mlsm
 from tests.conftest import Pipeline, failing_mlsm, mlsm
+from tests.fairseq_process import LARGEST_FILE
 from tests.retrieval.conftest import Retrieval, build_words
 
 Capture = pytest.CaptureFixture[str]
@@ -33,7 +33,9 @@ def store(retrieval: Retrieval) -> PhraseDatastore:
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(retrieval: Retrieval, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+def uninterrupted(
+    retrieval: Retrieval, tmp_path_factory: pytest.TempPathFactory, warm_python_in_module: Path
+) -> dict[str, bytes]:
     """The files that one process writes."""
     folder = tmp_path_factory.mktemp("uninterrupted") / "store"
     run = start_mlsm(*build_words(retrieval, folder, "--shard-tokens", 500, "--threads", 1))
@@ -81,6 +83,7 @@ def test_several_splits_follow_each_other(retrieval: Retrieval, store: PhraseDat
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm_python")
 def test_killed_build_resumes_to_the_same_bytes(
     retrieval: Retrieval, uninterrupted: dict[str, bytes], tmp_path: Path, capsys: Capture
 ) -> None:
@@ -112,10 +115,10 @@ def test_processes_share_the_work(retrieval: Retrieval, tmp_path: Path, capsys: 
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm_python")
 def test_disk_that_fills_up_is_one_line_and_the_same_command_resumes(retrieval: Retrieval, tmp_path: Path) -> None:
     words = build_words(retrieval, tmp_path / "store", "--shard-tokens", 500)
-    limit = 20_000
-    run = start_mlsm(*words, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)))
+    run = start_mlsm(*words, variables={LARGEST_FILE: "20000"})
     _, errors = run.communicate()
     assert run.returncode == 1
     assert [line for line in errors.splitlines() if line.startswith("mlsm: error: ")] == ["mlsm: error: File too large"]

@@ -21,7 +21,7 @@ from mlsm_plugin.fairseq_plugin.coding.online_codes import OnlineCodes
 from tests.changed_dictionary import changed_dictionary
 from tests.conftest import Pipeline, fairseq_train, logged
 from tests.runs.training_runs import train_on_two_ranks, updates_in
-from tests.tiny_run import batches, seeded_model, training_config
+from tests.tiny_run import batches, each_batch, seeded_model, training_config
 
 pytestmark = pytest.mark.slow
 
@@ -54,7 +54,7 @@ def test_task_gives_the_criterion_codes_where_it_reads_them(
     task = tasks.setup_task(cfg.task)
     model = seeded_model(cfg, task)
     names = {name for name, _ in model.named_parameters()}
-    sample = batches(cfg, "valid", task=task)[0]
+    sample = next(each_batch(cfg, "valid", task=task))
     assert "codes" not in sample
     (stored,) = [
         batch

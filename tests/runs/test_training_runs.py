@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Iterator
 from concurrent.futures import Future
 from functools import partial
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ from tests.runs.training_runs import (
     two_at_a_time,
     updates_in,
 )
-from tests.tiny_run import batches, in_torch_ddp, seeded_model, training_config
+from tests.tiny_run import each_batch, in_torch_ddp, seeded_model, training_config
 
 pytestmark = pytest.mark.slow
 
@@ -127,7 +127,7 @@ def test_every_epoch_masks_other_tokens_whatever_process_loads_them(pipeline: Pi
     assert epochs == masks_of_epochs(num_workers=0)
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("warm_python")
 def test_run_that_is_killed_and_restarted_equals_one_without_a_break(pipeline: Pipeline, tmp_path: Path) -> None:
     flags = ("--mlm-weight", 1, "--train-subset", "valid", "--batch-size", 8, "--max-epoch", 2)
     flags = (*flags, "--save-interval-updates", 2, "--num-workers", 1)
@@ -146,6 +146,7 @@ def test_run_that_is_killed_and_restarted_equals_one_without_a_break(pipeline: P
     assert found == expected
 
 
+@pytest.mark.usefixtures("warm_python")
 def test_two_ranks_compute_what_one_rank_computes_from_both_their_batches(pipeline: Pipeline, tmp_path: Path) -> None:
     """They also resume."""
     flags = (*NO_DROPOUT, "--mlm-weight", 1, "--clip-norm", 1.0)
@@ -180,7 +181,7 @@ def test_every_parameter_takes_part_in_every_step_as_torch_ddp_demands(
     task = tasks.setup_task(cfg.task)
     model = seeded_model(cfg, task)
     criterion = task.build_criterion(cfg.criterion)
-    samples = batches(cfg, "valid", task=task)[:3]
+    samples = islice(each_batch(cfg, "valid", task=task), 3)
 
     def train(wrapped: Any) -> None:
         for sample in samples:  # the second forward pass raises where the first left a parameter out

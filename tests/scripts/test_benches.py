@@ -70,6 +70,8 @@ BENCHES: dict[str, Callable[[TinyData, Path], tuple[object, ...]]] = {
     ),
     "training_step": lambda tiny, root: (
         *("--layers", 1, "--width", 64, "--atoms", 50, "--nonzeros", 4, "--teacher", 1, 64, "--loaders", *STEPS),
+        # each flag once, as each training is a process that takes seconds to start
+        *("--only", "roberta float32", "modern bf16", "deberta recipe", "compiled", "mlsm", "online + mlm", "taco"),
     ),
 }
 

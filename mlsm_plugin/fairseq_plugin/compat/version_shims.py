@@ -39,6 +39,7 @@ def apply() -> None:
     _accept_own_user_dir()
     _report_user_errors_in_one_line()
     _stop_loading_before_exit()
+    _end_workers_with_their_loader()
     for begin, category, module in OLD_CALLS:
         warnings.filterwarnings("ignore", begin, category, module)
     logging.getLogger(trainer.__name__).addFilter(_is_no_missing_bias)
@@ -138,6 +139,11 @@ def _stop_loading_before_exit() -> None:
             super().__init__(queue, itertools.takewhile(lambda _: not exiting.is_set(), source), *args)
             consumers.add(self)
 
+        def run(self) -> None:
+            super().run()
+            if self.count == self._max_len:
+                next(self._source, None)  # asked for one batch more, a loader of torch ends its workers
+
     def wait_for_consumers(seconds: float = 10.0) -> None:
         exiting.set()
         deadline = time.monotonic() + seconds
@@ -150,6 +156,25 @@ def _stop_loading_before_exit() -> None:
 
     iterators.BackgroundConsumer = BackgroundConsumer
     atexit.register(wait_for_consumers)
+
+
+def _end_workers_with_their_loader() -> None:
+    """Let the workers of a loader end with its last batch, unless the next epoch uses the same loader.
+
+    fairseq keeps them for another epoch, but mostly makes a new loader. Each validation then waited five seconds for
+    the workers of an earlier one, until torch killed them.
+    """
+    original = iterators.EpochBatchIterator.__init__
+    if getattr(original, "ends_workers", False):
+        return
+
+    @functools.wraps(original)
+    def init(self: iterators.EpochBatchIterator, *args: object, **options: object) -> None:
+        original(self, *args, **options)
+        self.persistent_workers = self.persistent_workers and self.reuse_dataloader
+
+    init.ends_workers = True  # type: ignore[attr-defined]
+    iterators.EpochBatchIterator.__init__ = init
 
 
 def _text_for_user(error: BaseException) -> str | None:

@@ -273,6 +273,7 @@ def test_nothing_is_removed_where_there_are_no_locks(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm_python")
 def test_what_a_killed_process_left_is_removed_by_the_next_write(tmp_path):
     code = (
         "import os, signal, sys\n"

@@ -32,6 +32,7 @@ def start_holder(folder):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm_python")
 def test_one_process_at_a_time(tmp_path, monkeypatch):
     folder = tmp_path / "new" / "folder"
     holder = start_holder(folder)
@@ -48,6 +49,7 @@ def test_one_process_at_a_time(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm_python")
 def test_the_lock_of_a_process_that_has_just_been_killed_is_waited_for(tmp_path):
     holder = start_holder(tmp_path)
     begin = time.monotonic()
@@ -80,6 +82,7 @@ def test_a_new_folder_in_which_nothing_was_written_is_removed(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm_python")
 def test_who_waited_for_a_folder_that_was_removed_makes_it_again(tmp_path):
     folder = tmp_path / "new"
     folder.mkdir()

@@ -67,6 +67,7 @@ def test_products_are_those_of_the_dense_matrix(dense: bool, dtype: torch.dtype)
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm_python")
 def test_products_do_not_make_other_warnings_appear_again() -> None:
     code = """
 import warnings, torch

@@ -1134,6 +1134,20 @@ def _loader_processes() -> None:
 
 @compat_check(
     "version_shims",
+    "EpochBatchIterator.__init__, which sets persistent_workers",
+    lambda patch: patch.setattr(
+        iterators.EpochBatchIterator, "persistent_workers", property(lambda self: True, lambda self, value: None),
+        raising=False,
+    ),
+)  # fmt: skip
+def _workers_of_a_loader() -> None:
+    task = FairseqTask(SimpleNamespace(reuse_dataloader=False))
+    iterator = task.get_batch_iterator(Thirteen(), max_sentences=1, num_workers=1)
+    assert not iterator.persistent_workers
+
+
+@compat_check(
+    "version_shims",
     "fairseq_cli.train.cli_main, which is fairseq-train",
     partial(without, fairseq_cli.train, "cli_main"),
 )

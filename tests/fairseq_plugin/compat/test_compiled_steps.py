@@ -9,7 +9,7 @@ from fairseq import tasks
 
 from mlsm_plugin.fairseq_plugin.compat.compiled_steps import CompileError
 from mlsm_plugin.fairseq_plugin.tasks.plugin_task import LONG_RUN
-from tests.tiny_run import batches, seeded_model, training_config
+from tests.tiny_run import each_batch, seeded_model, training_config
 
 MLM = {"task": "plain_masked_lm", "criterion": "masked_lm"}
 
@@ -18,7 +18,7 @@ def parts_of(pipeline: Any, *flags: Any, arch: str = "mlsm_modern_tiny") -> tupl
     """Task, model, criterion and a batch."""
     cfg = training_config(pipeline.data_bin, *flags, arch=arch, **MLM)
     task = tasks.setup_task(cfg.task)
-    return task, seeded_model(cfg, task), task.build_criterion(cfg.criterion), batches(cfg, task=task)[0]
+    return task, seeded_model(cfg, task), task.build_criterion(cfg.criterion), next(each_batch(cfg, task=task))
 
 
 @pytest.fixture

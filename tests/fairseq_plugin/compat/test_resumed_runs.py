@@ -84,6 +84,7 @@ def test_without_a_whole_checkpoint_the_error_says_what_to_do(tmp_path: Path) ->
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm_python")
 def test_a_run_that_was_stopped_within_an_epoch_keeps_its_batches(tiny: TinyData, tmp_path: Path) -> None:
     def run(updates: int, *flags: object, data: Path = tiny.data_bin) -> subprocess.CompletedProcess[str]:
         common = ("--max-update", updates, "--save-interval-updates", 1, "--disable-validation", *flags)

@@ -1,18 +1,21 @@
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import os
 import re
 import shutil
 import socket
 import subprocess
 import sys
+import time
 import traceback
 
 import numpy as np
 import pytest
 import torch
 from fairseq.data import ListDataset, TokenBlockDataset, token_block_dataset
+from fairseq.data.iterators import EpochBatchIterator
 from torch.multiprocessing import ProcessRaisedException
 
 from mlsm_plugin.fairseq_plugin.compat import version_shims
@@ -108,6 +111,18 @@ def test_blocks_of_sentences_work_on_this_numpy():
     assert blocks.sizes.tolist() == [3, 1, 2]
     assert hasattr(token_block_dataset.np, "compat")
     assert token_block_dataset.np.int64 is np.int64
+
+
+def test_the_worker_of_a_loader_ends_with_the_last_batch():
+    sentences = ListDataset([torch.tensor([5, 6, 2])] * 4, [3] * 4)
+    before = set(multiprocessing.active_children())
+    loader = EpochBatchIterator(sentences, torch.stack, [[0, 1], [2, 3]], num_workers=1, buffer_size=10)
+    batches = loader.next_epoch_itr(shuffle=False)
+    assert len(list(batches)) == 2
+    deadline = time.monotonic() + 60
+    while set(multiprocessing.active_children()) - before:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 @pytest.fixture

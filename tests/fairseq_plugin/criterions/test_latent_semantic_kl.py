@@ -11,7 +11,7 @@ from fairseq.logging import metrics
 
 from mlsm_plugin.core.losses.latent_semantic import latent_semantic_kl, strongest_atom_cross_entropy
 from mlsm_plugin.fairseq_plugin.criterions.latent_semantic_kl import LatentSemanticKlCriterion
-from tests.tiny_run import batches, seeded_model, training_config
+from tests.tiny_run import each_batch, seeded_model, training_config
 
 LOSSES = [latent_semantic_kl, strongest_atom_cross_entropy]
 
@@ -21,7 +21,7 @@ def run(pipeline):
     """Config, task and a batch of real data."""
     cfg = training_config(pipeline.data_bin)
     task = tasks.setup_task(cfg.task)
-    return SimpleNamespace(data=pipeline.data_bin, cfg=cfg, task=task, batch=batches(cfg, task=task)[0])
+    return SimpleNamespace(data=pipeline.data_bin, cfg=cfg, task=task, batch=next(each_batch(cfg, task=task)))
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from fairseq.logging import metrics
 
 from mlsm_plugin.fairseq_plugin.criterions.state_regression import StateRegressionCriterion
 from tests.conftest import Pipeline
-from tests.tiny_run import batches, in_torch_ddp, seeded_model, training_config
+from tests.tiny_run import each_batch, in_torch_ddp, seeded_model, training_config
 
 NAMES = {"task": "state_regression", "criterion": "state_regression"}
 
@@ -28,7 +28,7 @@ def run(pipeline: Pipeline, request: pytest.FixtureRequest) -> Any:
     task = tasks.setup_task(cfg.task)
     model = seeded_model(cfg, task).eval()
     criterion = task.build_criterion(cfg.criterion).eval()
-    batch = task._with_states(batches(cfg, task=task)[0])
+    batch = task._with_states(next(each_batch(cfg, task=task)))
     return SimpleNamespace(task=task, model=model, criterion=criterion, batch=batch, cfg=cfg)
 
 

@@ -14,7 +14,7 @@ from fairseq.logging import metrics
 
 from mlsm_plugin.core.losses.token_contrastive import contrastive_terms, sample_pairs
 from mlsm_plugin.fairseq_plugin.criterions.token_contrastive import TokenContrastiveCriterion
-from tests.tiny_run import batches, seeded_model, training_config
+from tests.tiny_run import each_batch, seeded_model, training_config
 
 NO_DROPOUT = ("--dropout", 0, "--attention-dropout", 0)
 
@@ -46,7 +46,7 @@ def parts_of(criterion: Any, model: Any, sample: Any) -> tuple[torch.Tensor, tor
 @pytest.mark.parametrize("arch", ["taco_small", "mlsm_roberta_tiny", "roberta_prenorm"])
 def test_loss_is_the_weighted_sum_of_its_parts(pipeline: Any, arch: str) -> None:
     cfg, task, model, criterion = setup(pipeline, "--contrastive-weight", 0.7, arch=arch)
-    sample = batches(cfg, "valid", task=task)[0]
+    sample = next(each_batch(cfg, "valid", task=task))
     model.train(), criterion.train()
     loss, sample_size, log = criterion(model, sample)
     mlm, contrastive, num_masked, num_anchors = parts_of(criterion, model, sample)
@@ -62,8 +62,8 @@ def test_loss_is_the_weighted_sum_of_its_parts(pipeline: Any, arch: str) -> None
 )
 def test_accumulated_batches_give_the_means_over_all_their_tokens(pipeline: Any, anchors: str) -> None:
     cfg, task, model, criterion = setup(pipeline, "--contrastive-anchors", anchors, "--contrastive-weight", 2)
-    fitting = (one for one in batches(cfg, task=task) if one["target"].size(1) <= 64)
-    samples = [*itertools.islice(fitting, 3), batches(cfg, "valid", task=task)[0]]
+    fitting = (one for one in each_batch(cfg, task=task) if one["target"].size(1) <= 64)
+    samples = [*itertools.islice(fitting, 3), next(each_batch(cfg, "valid", task=task))]
     model.train(), criterion.train()
 
     criterion.begin_update([*samples, {}], 7, device=torch.device("cpu"))
@@ -123,7 +123,7 @@ def test_every_batch_gives_a_finite_loss_and_gradient(
     pipeline: Any, edit: Any, across: tuple[str, ...], caplog: pytest.LogCaptureFixture
 ) -> None:
     cfg, task, model, criterion = setup(pipeline, *across)
-    sample = edit(batches(cfg, "valid", task=task)[0])
+    sample = edit(next(each_batch(cfg, "valid", task=task)))
     model.train(), criterion.train()
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
@@ -145,7 +145,7 @@ def test_every_batch_gives_a_finite_loss_and_gradient(
 
 def test_masked_special_symbols_are_no_anchors(pipeline: Any) -> None:
     cfg, task, _, criterion = setup(pipeline)
-    sample = batches(cfg, "valid", task=task)[0]
+    sample = next(each_batch(cfg, "valid", task=task))
     tokens = sample["net_input"]["src_tokens"].clone()
     target = torch.ones_like(tokens)
     special = (tokens == 0) | (tokens == 2)
@@ -161,7 +161,7 @@ def test_without_weight_it_is_masked_lm_bit_for_bit(pipeline: Any) -> None:
     cfg, task, model, criterion = setup(pipeline, "--contrastive-weight", 0, "--dropout", 0.2)
     stock_cfg = training_config(pipeline.data_bin, task="masked_lm", criterion="masked_lm", arch="taco_small")
     stock = tasks.setup_task(stock_cfg.task).build_criterion(stock_cfg.criterion)
-    sample = batches(cfg, "valid", task=task)[0]
+    sample = next(each_batch(cfg, "valid", task=task))
     results = []
     for one in (criterion, stock):
         model.train(), one.train(), model.zero_grad()
@@ -180,7 +180,7 @@ def test_without_weight_it_is_masked_lm_bit_for_bit(pipeline: Any) -> None:
 
 def test_pairs_depend_on_seed_update_and_batch_only(pipeline: Any) -> None:
     cfg, task, model, criterion = setup(pipeline)
-    first, second = batches(cfg, "valid", task=task)[:2]
+    first, second = itertools.islice(each_batch(cfg, "valid", task=task), 2)
 
     def contrastive(sample: Any, update: int, one: Any = criterion) -> float:
         one.begin_update([sample], update, device=torch.device("cpu"))

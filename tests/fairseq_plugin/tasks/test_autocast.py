@@ -13,7 +13,7 @@ from fairseq.models import BaseFairseqModel
 from mlsm_plugin.fairseq_plugin.optimizers.fused_adamw import EMBEDDINGS, GROUP_ATTRIBUTE
 from mlsm_plugin.fairseq_plugin.tasks import plugin_task
 from tests.tiny_models import TinyData, positions
-from tests.tiny_run import batches, seeded_model, training_config
+from tests.tiny_run import each_batch, seeded_model, training_config
 
 PLAIN: Any = {"task": "plain_masked_lm", "criterion": "masked_lm", "arch": "mlsm_modern_tiny"}
 OTHERS: Any = (
@@ -94,7 +94,7 @@ def test_losses_of_all_tasks_are_in_float32_and_near_those_without(tiny: TinyDat
         cfg = training_config(tiny.data_bin, *flags, *options_of_roberta, **options)
         task = tasks.setup_task(cfg.task)
         model, criterion = seeded_model(cfg, task), task.build_criterion(cfg.criterion)
-        sample = batches(cfg, task=task)[0]
+        sample = next(each_batch(cfg, task=task))
         loss, _, _ = task.train_step(sample, model, criterion, KeepsGradients(), 0)
         assert loss.dtype == torch.float32
         assert all(parameter.dtype == torch.float32 for parameter in model.parameters())

@@ -11,7 +11,7 @@ import torch
 from fairseq import tasks, utils
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.tiny_run import batches, seeded_model, training_config
+from tests.tiny_run import each_batch, seeded_model, training_config
 
 OBJECTIVES = {
     "mlm": ("plain_masked_lm", "masked_lm", ()),
@@ -43,7 +43,7 @@ def step(pipeline: Any, objective: str, *flags: Any, arch: str = "mlsm_modern_ti
     named = {"task": task_name, "criterion": criterion_name, "arch": arch}
     cfg = training_config(pipeline.data_bin, *more, *flags, **named)
     task = tasks.setup_task(cfg.task)
-    sample = batches(cfg, task=task)[0]
+    sample = next(each_batch(cfg, task=task))
     return task, seeded_model(cfg, task).train(), task.build_criterion(cfg.criterion), sample
 
 

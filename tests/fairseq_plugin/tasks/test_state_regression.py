@@ -14,7 +14,7 @@ from mlsm_plugin.core.hidden_states.sources import open_encoder
 from mlsm_plugin.fairseq_plugin.compat.checkpoint_contents import read_contents
 from tests.conftest import Pipeline, fairseq_train, logged, mlsm
 from tests.runs.training_runs import assert_same_updates, text_of, train_on_two_ranks, updates_in
-from tests.tiny_run import batches, training_config
+from tests.tiny_run import each_batch, training_config
 
 TASK = "state_regression"
 NAMES = {"task": TASK, "criterion": TASK}
@@ -24,7 +24,7 @@ def with_states(pipeline: Pipeline, *flags: object) -> tuple[Any, Any]:
     """The task, and a batch with hidden states."""
     cfg = training_config(pipeline.data_bin, "--auxiliary-checkpoint", pipeline.auxiliary, *flags, **NAMES)
     task = tasks.setup_task(cfg.task)
-    return task, task._with_states(batches(cfg, task=task)[0])
+    return task, task._with_states(next(each_batch(cfg, task=task)))
 
 
 def test_a_batch_has_the_states_of_its_masked_tokens_in_the_unmasked_text(pipeline: Pipeline) -> None:
@@ -117,6 +117,7 @@ def test_runs_learn_resume_start_from_masked_lm_and_are_exported(pipeline: Pipel
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm_python")
 def test_two_ranks_compute_what_one_rank_computes_from_both_their_batches(pipeline: Pipeline, tmp_path: Path) -> None:
     flags = ("--task", TASK, "--criterion", TASK, "--auxiliary-checkpoint", pipeline.auxiliary, "--dropout", 0)
     flags = (*flags, "--attention-dropout", 0, "--max-update", 4, "--no-save", "--disable-validation")
