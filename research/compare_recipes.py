@@ -44,7 +44,7 @@ from transformers import (
 from mlsm_plugin.core.coding.coder_learning import LearningSettings
 from mlsm_plugin.core.coding.split_coder import CodingSettings
 from mlsm_plugin.core.files.atomic_files import atomic_open, read_json, write_json
-from mlsm_plugin.core.hidden_states.hf_encoder import HuggingFaceEncoder, LibraryEncoder
+from mlsm_plugin.core.hidden_states.hf_encoder import HuggingFaceEncoder, HuggingFaceSource
 from mlsm_plugin.core.machine.memory import keep_freed_memory
 from mlsm_plugin.core.sparse_coding.coder import load_coder
 from mlsm_plugin.core.text.hf_tokenizer import load_fast_tokenizer
@@ -210,7 +210,7 @@ class Comparison:
         )
         torch.manual_seed(1)
         model = AutoModelForMaskedLM.from_pretrained(self.args.model)
-        length = self.args.max_length if is_tuned else min(1024, HuggingFaceEncoder.usual_tokens_of(self.args.model))
+        length = self.args.max_length if is_tuned else min(1024, HuggingFaceSource.usual_tokens_of(self.args.model))
         collator = DataCollatorForLanguageModeling(load_fast_tokenizer(self.args.model))
         return Trainer(model, arguments, data_collator=collator, train_dataset=self.blocks(length))
 
@@ -256,8 +256,8 @@ class Comparison:
         start = time.process_time()
         folder = self.output / "codes"
         model = self.args.model
-        layer = HuggingFaceEncoder.layers_of(model)
-        encoder = LibraryEncoder(model, layer=layer, device="cpu", fp16=None)
+        layer = HuggingFaceSource.layers_of(model)
+        encoder = HuggingFaceEncoder(model, layer=layer, device="cpu", fp16=None)
         learning = LearningSettings(
             layer=layer, coder="topk", atoms=self.args.atoms, tokens=self.args.tokens, device="cpu"
         )

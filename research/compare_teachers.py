@@ -47,7 +47,7 @@ from mlsm_plugin.core.coding.coder_learning import LearningSettings
 from mlsm_plugin.core.coding.split_coder import CodingSettings
 from mlsm_plugin.core.files.atomic_files import atomic_open, read_json, write_json
 from mlsm_plugin.core.files.progress import Progress
-from mlsm_plugin.core.hidden_states.hf_encoder import HuggingFaceEncoder, LibraryEncoder
+from mlsm_plugin.core.hidden_states.hf_encoder import HuggingFaceEncoder, HuggingFaceSource
 from mlsm_plugin.core.machine.memory import keep_freed_memory
 from mlsm_plugin.core.sparse_coding.code_store import CodeStore
 from mlsm_plugin.core.sparse_coding.code_store_writer import CodeStoreWriter
@@ -133,15 +133,15 @@ class Comparison:
                 HuggingFaceTokenizer(self.args.teacher),
                 folder,
                 places,
-                max_length=HuggingFaceEncoder.usual_tokens_of(self.args.teacher),
+                max_length=HuggingFaceSource.usual_tokens_of(self.args.teacher),
                 max_unk_rate=0.01,
             )
         return AlignedSequences(TokenSequences(folder), TokenSequences(places))
 
     @cached_property
-    def encoder(self) -> LibraryEncoder:
+    def encoder(self) -> HuggingFaceEncoder:
         """The teacher, up to its coded layer."""
-        return LibraryEncoder(self.args.teacher, layer=self.args.layer, device="cpu", fp16=None)
+        return HuggingFaceEncoder(self.args.teacher, layer=self.args.layer, device="cpu", fp16=None)
 
     def learn_dictionary(self) -> dict[str, float]:
         """Learn the dictionary; returns its processor seconds."""
@@ -235,7 +235,7 @@ class Comparison:
             load_coder(dictionary),
             CodingSettings(self.args.layer),
             split=self.aligned.sequences.fingerprint,
-            auxiliary=HuggingFaceEncoder.fingerprint_of(self.args.teacher),
+            auxiliary=HuggingFaceSource.fingerprint_of(self.args.teacher),
             blocks=None,
         )
         writer = CodeStoreWriter(folder, {**meta, "control": kind}, [*range(0, number, CHUNK), number])

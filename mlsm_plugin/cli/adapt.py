@@ -80,7 +80,7 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
     import torch
 
     from mlsm_plugin.core.files.process_rank import process_rank
-    from mlsm_plugin.core.hidden_states.hf_encoder import HuggingFaceEncoder
+    from mlsm_plugin.core.hidden_states.hf_encoder import HuggingFaceSource
     from mlsm_plugin.core.sparse_coding.sparse_coder import torch_threads
     from mlsm_plugin.evaluation.held_out_quality import SMALL, HeldOutQuality
     from mlsm_plugin.huggingface.adaptation import REGRESSION, WITH_CODES, Adaptation, adapt
@@ -97,7 +97,7 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
     training = settings_of(TrainingSettings, args)
     learning = None
     if args.objective in WITH_CODES:
-        layer = args.layer if hasattr(args, "layer") else HuggingFaceEncoder.layers_of(args.auxiliary or args.model)
+        layer = args.layer if hasattr(args, "layer") else HuggingFaceSource.layers_of(args.auxiliary or args.model)
         learning = settings_of(
             LearningSettings,
             args,

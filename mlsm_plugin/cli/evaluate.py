@@ -37,9 +37,9 @@ def needs_fairseq(args: argparse.Namespace) -> bool:
     """False only for `evaluate encoder` without fairseq checkpoints."""
     if args.action != "encoder":
         return True
-    from mlsm_plugin.evaluation.sentence_encoders import is_library_encoder
+    from mlsm_plugin.evaluation.sentence_encoders import is_hugging_face_encoder
 
-    return not all(is_library_encoder(name) for name in args.models)
+    return not all(is_hugging_face_encoder(name) for name in args.models)
 
 
 def add_dictionary_options(parser: argparse.ArgumentParser) -> None:

@@ -51,9 +51,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def needs_fairseq(args: argparse.Namespace) -> bool:
     """True only for a fairseq checkpoint."""
-    from mlsm_plugin.evaluation.sentence_encoders import is_library_encoder
+    from mlsm_plugin.evaluation.sentence_encoders import is_hugging_face_encoder
 
-    return not is_library_encoder(args.model)
+    return not is_hugging_face_encoder(args.model)
 
 
 def run(args: argparse.Namespace, extra: list[str]) -> int:

@@ -11,7 +11,7 @@ from torch import Tensor
 from mlsm_plugin.core.coding.coder_fit import fitting_encoder, fitting_fingerprint
 from mlsm_plugin.core.files.atomic_files import PathLike
 from mlsm_plugin.core.files.json_checks import JsonObject
-from mlsm_plugin.core.hidden_states.encoder import HiddenStateEncoder
+from mlsm_plugin.core.hidden_states.encoder import HiddenStateSource
 from mlsm_plugin.core.sparse_coding.coder import SparseCoder
 from mlsm_plugin.core.sparse_coding.encode import first_nonfinite_row
 from mlsm_plugin.core.sparse_coding.quality import Figures, ReconstructionQuality
@@ -70,7 +70,7 @@ def drawn_blocks(reader: BlockReader, settings: EvaluationSettings) -> np.ndarra
 
 
 def evaluate_reconstruction(
-    reader: BlockReader, encoder: HiddenStateEncoder, coder: SparseCoder, settings: EvaluationSettings
+    reader: BlockReader, encoder: HiddenStateSource, coder: SparseCoder, settings: EvaluationSettings
 ) -> tuple[Figures, int]:
     """Code the hidden states of the content tokens of the drawn blocks, and evaluate their reconstructions.
 

@@ -11,7 +11,7 @@ from mlsm_plugin.core.files.atomic_files import PathLike
 from mlsm_plugin.core.files.hf_files import hf_folder
 from mlsm_plugin.core.hidden_states.changed_states import Change, changed_library_states, in_float32
 from mlsm_plugin.core.hidden_states.devices import Device, default_device, half_products, placed
-from mlsm_plugin.core.hidden_states.hf_encoder import HuggingFaceEncoder, half_of, load_masked_lm, supported_config
+from mlsm_plugin.core.hidden_states.hf_encoder import HuggingFaceSource, half_of, load_masked_lm, supported_config
 from mlsm_plugin.core.hidden_states.sources import source_of
 from mlsm_plugin.core.text.hf_tokenizer import HuggingFaceTokenizer
 from mlsm_plugin.fairseq_plugin.coding.fairseq_encoder import FairseqEncoder, load_roberta
@@ -87,7 +87,7 @@ class FairseqMaskedLm(MaskedLm):
 
 
 class HuggingFaceMaskedLm(MaskedLm):
-    """A masked LM of a type that :class:`HuggingFaceEncoder` takes; arguments as in :func:`open_masked_lm`."""
+    """A masked LM of a type that :class:`HuggingFaceSource` takes; arguments as in :func:`open_masked_lm`."""
 
     def __init__(self, name: PathLike, data_bin: PathLike, *, device: Device = None, fp16: bool = False) -> None:
         self.dictionary = load_dictionary(data_bin)
@@ -119,13 +119,13 @@ class HuggingFaceMaskedLm(MaskedLm):
 
 
 def open_masked_lm(name: PathLike, data_bin: PathLike, *, device: Device = None, fp16: bool = False) -> MaskedLm:
-    """Open the masked LM of this name; arguments as in :class:`HiddenStateEncoder`.
+    """Open the masked LM of this name; arguments as in :class:`HiddenStateSource`.
 
     NoMaskedLmError if the model is not a masked LM, its head was not trained, or its kind of source has no head;
     FileNotFoundError or ValueError if it cannot be opened.
     """
     source = source_of(name)
-    kinds = {FairseqEncoder: FairseqMaskedLm, HuggingFaceEncoder: HuggingFaceMaskedLm}
+    kinds = {FairseqEncoder: FairseqMaskedLm, HuggingFaceSource: HuggingFaceMaskedLm}
     if source not in kinds:
         raise NoMaskedLmError(f"{source.__name__} gives hidden states only, not the predictions of a masked LM")
     return kinds[source](name, data_bin, device=device, fp16=fp16)

@@ -53,7 +53,7 @@ class PairModel:
 
 
 class LibraryModel(PairModel):
-    """A masked LM in a Hugging Face folder or on the hub, of a type that :class:`LibraryEncoder` takes.
+    """A masked LM in a Hugging Face folder or on the hub, of a type that :class:`HuggingFaceEncoder` takes.
 
     ValueError if the model or its tokenizer cannot be read, they do not fit together, or either is not for masked LM.
     """

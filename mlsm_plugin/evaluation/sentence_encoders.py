@@ -243,7 +243,7 @@ class FairseqSentences(SentenceEncoder):
         return logits
 
 
-def is_library_encoder(name: PathLike) -> bool:
+def is_hugging_face_encoder(name: PathLike) -> bool:
     """Whether this is the name of a Hugging Face folder or a hub name."""
     return is_hf(name) or Path(name, "config.json").is_file()
 
@@ -251,7 +251,7 @@ def is_library_encoder(name: PathLike) -> bool:
 def check_encoder_names(names: Iterable[PathLike]) -> None:
     """Raise FileNotFoundError for the first name that is neither a hub name nor an existing file or folder."""
     for name in names:
-        if not is_library_encoder(name) and not Path(name).exists():
+        if not is_hugging_face_encoder(name) and not Path(name).exists():
             raise FileNotFoundError(f"{name} does not exist; a model on the hub is hf:{name}")
 
 
@@ -260,7 +260,7 @@ def open_sentence_encoder(name: PathLike, device: Device = None) -> SentenceEnco
 
     ValueError or FileNotFoundError if there is no model, or it cannot be read.
     """
-    if is_library_encoder(name):
+    if is_hugging_face_encoder(name):
         return HuggingFaceSentences(name, device)
     check_encoder_names([name])
     return FairseqSentences(name, device)

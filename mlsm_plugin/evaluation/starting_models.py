@@ -7,9 +7,9 @@ from pathlib import Path
 from mlsm_plugin.core.files.atomic_files import PathLike, sha256_of_files
 from mlsm_plugin.core.files.model_files import DICTIONARY_NAME, checkpoint_of, tokenizer_files
 from mlsm_plugin.core.files.model_folders import FILES_OF_TOKENIZERS
-from mlsm_plugin.core.hidden_states.hf_encoder import HuggingFaceEncoder, model_and_tokenizer
+from mlsm_plugin.core.hidden_states.hf_encoder import HuggingFaceSource, model_and_tokenizer
 from mlsm_plugin.core.text.hf_tokenizer import HuggingFaceTokenizer
-from mlsm_plugin.evaluation.sentence_encoders import is_library_encoder
+from mlsm_plugin.evaluation.sentence_encoders import is_hugging_face_encoder
 
 EXPORTED = "exported"  # folder in the output for an exported checkpoint
 COMPARED_TEXTS = 200  # texts on which an exported checkpoint is compared with the original
@@ -43,7 +43,7 @@ class LibraryStart(StartingModel):
 
     def fingerprint(self) -> dict[str, str]:
         files = {file for pattern in FILES_OF_TOKENIZERS for file in self._folder.glob(pattern)}
-        return {"model": HuggingFaceEncoder.fingerprint_of(self._folder), "tokenizer": sha256_of_files(*sorted(files))}
+        return {"model": HuggingFaceSource.fingerprint_of(self._folder), "tokenizer": sha256_of_files(*sorted(files))}
 
     def stock_folder(self, output: Path, texts: Sequence[str]) -> Path:
         return self._folder
@@ -88,7 +88,7 @@ def open_starting_model(name: PathLike) -> StartingModel:
 
     ValueError or FileNotFoundError if there is no model, or it cannot be fine-tuned.
     """
-    if is_library_encoder(name):
+    if is_hugging_face_encoder(name):
         return LibraryStart(name)
     if not Path(name).exists() and Path(name).suffix != ".pt":
         raise FileNotFoundError(f"{name} does not exist; a model on the hub is hf:{name}")

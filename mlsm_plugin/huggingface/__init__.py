@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from mlsm_plugin.core.coding.coder_learning import LearningSettings
     from mlsm_plugin.core.coding.split_coder import CodingSettings
-    from mlsm_plugin.core.hidden_states.hf_encoder import LibraryEncoder
+    from mlsm_plugin.core.hidden_states.hf_encoder import HuggingFaceEncoder
     from mlsm_plugin.core.losses.token_contrastive import Contrast
     from mlsm_plugin.core.sparse_coding.coder import load_coder
     from mlsm_plugin.huggingface.adaptation import Adaptation, adapt
@@ -45,7 +45,7 @@ _MODULE_OF = {
     "LatentSemanticCollator": "mlsm_plugin.huggingface.collators",
     "LatentSemanticModel": "mlsm_plugin.huggingface.latent_semantic_model",
     "LearningSettings": "mlsm_plugin.core.coding.coder_learning",
-    "LibraryEncoder": "mlsm_plugin.core.hidden_states.hf_encoder",
+    "HuggingFaceEncoder": "mlsm_plugin.core.hidden_states.hf_encoder",
     "MaskedLmCollator": "mlsm_plugin.huggingface.collators",
     "MaskedLmModel": "mlsm_plugin.huggingface.pretraining_model",
     "Masking": "mlsm_plugin.huggingface.collators",
@@ -83,10 +83,10 @@ __all__ = [
     "CodingSettings",
     "Contrast",
     "DistilledModel",
+    "HuggingFaceEncoder",
     "LatentSemanticCollator",
     "LatentSemanticModel",
     "LearningSettings",
-    "LibraryEncoder",
     "MaskedLmCollator",
     "MaskedLmModel",
     "Masking",

@@ -31,7 +31,7 @@ from mlsm_plugin.core.hidden_states.encoder import check_layer
 from mlsm_plugin.core.hidden_states.hf_encoder import (
     FLOAT32_ONLY,
     HuggingFaceEncoder,
-    LibraryEncoder,
+    HuggingFaceSource,
     load_masked_lm,
     model_and_tokenizer,
     positions_of,
@@ -372,7 +372,7 @@ class _Chain:
         self.learning: LearningSettings | None = None
         self.layer = 0  # of the auxiliary model
         if settings.objective in WITH_AUXILIARY:
-            last = HuggingFaceEncoder.layers_of(settings.auxiliary_model)
+            last = HuggingFaceSource.layers_of(settings.auxiliary_model)
             self.layer = last if settings.regressed_layer is None else settings.regressed_layer
         if settings.objective in WITH_CODES:
             learning = settings.learning or LearningSettings(layer=last, coder="topk")
@@ -447,14 +447,14 @@ class _Chain:
             yield Step("alignment", self.align, {}, texts, folders, evaluated=evaluated, of_evaluation=of_valid)
         if self.settings.objective == VECTORS:
             vectors = [folder.with_name(f"{folder.name}.vectors.npy") for folder in tokens]
-            teacher = {"teacher": HuggingFaceEncoder.fingerprint_of(str(self.settings.teacher))}
+            teacher = {"teacher": HuggingFaceSource.fingerprint_of(str(self.settings.teacher))}
             of_valid = vectors[1:]
             yield Step("vectors", self.write_vectors, teacher, [], vectors, evaluated=evaluated, of_evaluation=of_valid)
 
     def _code_steps(self, settings: LearningSettings) -> Iterator[Step]:
         """The steps that learn a dictionary and code the text with it."""
         learning = identity(settings)
-        learning["auxiliary"] = HuggingFaceEncoder.fingerprint_of(self.settings.auxiliary_model)
+        learning["auxiliary"] = HuggingFaceSource.fingerprint_of(self.settings.auxiliary_model)
         yield Step("dictionary", self.learn, learning, [], [self.output / DICTIONARY])
         if self.settings.latent_source == ONLINE:
             return
@@ -492,7 +492,7 @@ class _Chain:
         """The settings that decide the trained model, besides the text."""
         settings = self.settings
         training = identity(settings)
-        training["model"] = HuggingFaceEncoder.fingerprint_of(settings.model)
+        training["model"] = HuggingFaceSource.fingerprint_of(settings.model)
         if settings.latent_source == STORE:  # records of earlier versions lack it
             del training["latent_source"]
         recipe = identity(self.training)
@@ -504,17 +504,17 @@ class _Chain:
         if settings.student is not None:
             training["student"] = self.config.to_dict() if os.path.exists(settings.student) else settings.student
         if settings.objective == "distill":
-            training["teacher"] = HuggingFaceEncoder.fingerprint_of(str(settings.teacher))
+            training["teacher"] = HuggingFaceSource.fingerprint_of(str(settings.teacher))
         del training["regressed_layer"]  # records of earlier versions lack it
         if settings.objective == REGRESSION:
             training["regressed_layer"] = self.layer
-            training["auxiliary"] = HuggingFaceEncoder.fingerprint_of(settings.auxiliary_model)
+            training["auxiliary"] = HuggingFaceSource.fingerprint_of(settings.auxiliary_model)
         return training
 
     def quality_step(self, quality: Quality) -> Step:
         """The step after the training, which compares the model with the original."""
         reference = self._reference
-        values = {"reference": HuggingFaceEncoder.fingerprint_of(reference), **quality.identity()}
+        values = {"reference": HuggingFaceSource.fingerprint_of(reference), **quality.identity()}
         results = [self.output / QUALITY, self.output / HELD_OUT_TEXT]
         files = [*quality.files(), *self._evaluated_texts]
         return Step("quality", partial(self.measure, quality), values, files, results)
@@ -543,13 +543,13 @@ class _Chain:
             positions["the new model"] = positions_of(self.config)
         if not self.is_aligned:
             for name in (self.settings.model, second_model or self.settings.model):
-                positions[name] = HuggingFaceEncoder.usual_tokens_of(name)
+                positions[name] = HuggingFaceSource.usual_tokens_of(name)
         name = min(positions, key=lambda reader: positions[reader])
         if self.length > positions[name]:
             raise ValueError(f"--max-length {self.length} is more than the {positions[name]} positions of {name}")
         if self.settings.objective in WITH_AUXILIARY:
             auxiliary = self.settings.auxiliary_model
-            check_layer(self.layer, HuggingFaceEncoder.layers_of(auxiliary), auxiliary)
+            check_layer(self.layer, HuggingFaceSource.layers_of(auxiliary), auxiliary)
         if self.settings.vocab_size is None:  # otherwise the tokenizer does not exist yet
             _ = self.model
 
@@ -612,7 +612,7 @@ class _Chain:
         if settings.objective == REGRESSION:
             return self.kind.of(stock, auxiliary=self.encoder)
         if settings.objective == VECTORS:
-            return self.kind.of(stock, width=HuggingFaceEncoder.width_of(str(settings.teacher)))
+            return self.kind.of(stock, width=HuggingFaceSource.width_of(str(settings.teacher)))
         if settings.teacher is not None:
             teacher = load_masked_lm(settings.teacher)
             return self.kind.of(stock, teacher=teacher, temperature=settings.temperature)
@@ -629,10 +629,10 @@ class _Chain:
         return stock
 
     @cached_property
-    def encoder(self) -> LibraryEncoder:
+    def encoder(self) -> HuggingFaceEncoder:
         """The auxiliary model, up to its layer."""
         half = self.training.in_bf16 if self.learning is None else self.learning.fp16
-        return LibraryEncoder(self.settings.auxiliary_model, layer=self.layer, device=self.device, fp16=half)
+        return HuggingFaceEncoder(self.settings.auxiliary_model, layer=self.layer, device=self.device, fp16=half)
 
     @cached_property
     def texts(self) -> Texts:
@@ -742,7 +742,7 @@ class _Chain:
                 self.coded_tokenizer,
                 self.output / f"{name}.{AUXILIARY}",
                 self.output / f"{name}.{PLACES}",
-                max_length=HuggingFaceEncoder.usual_tokens_of(self.settings.model),
+                max_length=HuggingFaceSource.usual_tokens_of(self.settings.model),
                 max_unk_rate=self.settings.max_unk_rate,
             )
 

@@ -2,21 +2,21 @@
 
 from torch import Tensor
 
-from mlsm_plugin.core.hidden_states.hf_encoder import HuggingFaceEncoder, LibraryEncoder, check_positions
+from mlsm_plugin.core.hidden_states.hf_encoder import HuggingFaceEncoder, HuggingFaceSource, check_positions
 from mlsm_plugin.huggingface.collators import NO_TOKEN
 
 
 class AuxiliaryStates:
     """The hidden states of an auxiliary model, which moves to the device of the first batch.
 
-    It is not trained, and not a part of the model that learns from it. ValueError if it is no :class:`LibraryEncoder`.
+    It is not trained, and not a part of the model that learns from it. ValueError if it is of another class.
     """
 
-    def __init__(self, encoder: LibraryEncoder) -> None:
-        if not isinstance(encoder, LibraryEncoder):
+    def __init__(self, encoder: HuggingFaceEncoder) -> None:
+        if not isinstance(encoder, HuggingFaceEncoder):
             raise ValueError(
-                f"the auxiliary model is a {type(encoder).__name__}; pass LibraryEncoder(FOLDER, layer=N), where N is "
-                "the number of the hidden state"
+                f"the auxiliary model is a {type(encoder).__name__}; pass HuggingFaceEncoder(FOLDER, layer=N), where N "
+                "is the number of the hidden state"
             )
         self.encoder = encoder
 
@@ -36,6 +36,6 @@ class AuxiliaryStates:
     def record(self) -> dict[str, object]:
         """What decides the hidden states: SHA-256 of the model, and the layer."""
         return {
-            "auxiliary model": HuggingFaceEncoder.fingerprint_of(self.encoder.folder)[:12],
+            "auxiliary model": HuggingFaceSource.fingerprint_of(self.encoder.folder)[:12],
             "layer of the auxiliary model": self.encoder.layer,
         }

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mlsm_plugin.core.hidden_states.hf_encoder import SUPPORTED, LibraryEncoder, check_vocabulary, positions_of
+from mlsm_plugin.core.hidden_states.hf_encoder import SUPPORTED, HuggingFaceEncoder, check_vocabulary, positions_of
 from mlsm_plugin.core.masking.masked_share import check_masked_share, check_usable_share, samples_to_look_at
 from mlsm_plugin.core.text.unknown_tokens import warn_of_unknown_ids
 from mlsm_plugin.huggingface.collators import (
@@ -74,7 +74,7 @@ def _positions(model: Any, collator: Collator) -> int:
     return positions
 
 
-def check_auxiliary(encoder: LibraryEncoder, dataset: Any, collator: object, name: str) -> None:
+def check_auxiliary(encoder: HuggingFaceEncoder, dataset: Any, collator: object, name: str) -> None:
     """Check that an auxiliary model reads the text of a dataset in its own tokens.
 
     ValueError if the batches lack that text, or it was made with another tokenizer.

@@ -7,7 +7,7 @@ import numpy as np
 
 from mlsm_plugin.core.files.atomic_files import PathLike
 from mlsm_plugin.core.files.hf_files import HF_PREFIX
-from mlsm_plugin.core.hidden_states.hf_encoder import HuggingFaceEncoder
+from mlsm_plugin.core.hidden_states.hf_encoder import HuggingFaceSource
 from mlsm_plugin.core.sparse_coding.code_store import CodeStore
 from mlsm_plugin.core.text.hf_tokenizer import HuggingFaceTokenizer
 from mlsm_plugin.huggingface.pretraining_sequences import SequenceCodes
@@ -39,7 +39,7 @@ def open_coded_text(codes: PathLike, sequences: PathLike, model: PathLike) -> Co
     store, text = _opened(Path(codes), TokenSequences(sequences))
     name = str(model).removeprefix(HF_PREFIX)
     tokenizer = HuggingFaceTokenizer(name)
-    fingerprint = HuggingFaceEncoder.fingerprint_of(name)
+    fingerprint = HuggingFaceSource.fingerprint_of(name)
     coded = store.meta["fingerprints"].get("auxiliary")
     if coded not in (None, fingerprint):
         raise ValueError(f"the codes are of another model (SHA-256 {coded[:12]}) than {name} ({fingerprint[:12]})")

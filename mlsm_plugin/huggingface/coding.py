@@ -18,7 +18,7 @@ from mlsm_plugin.core.files.process_rank import SINGLE_PROCESS, ProcessRank
 from mlsm_plugin.core.hidden_states.blocks import Block, TokenBlocks
 from mlsm_plugin.core.hidden_states.hf_encoder import (
     HuggingFaceEncoder,
-    LibraryEncoder,
+    HuggingFaceSource,
     model_and_tokenizer,
     positions_of,
 )
@@ -36,7 +36,7 @@ def encode_sequences(
     output: PathLike,
     settings: CodingSettings,
     tokenizer: PathLike | None = None,
-    encoder: LibraryEncoder | None = None,
+    encoder: HuggingFaceEncoder | None = None,
     process: ProcessRank = SINGLE_PROCESS,
 ) -> CodingFigures:
     """Write this process's shards of a code store, with a row for each token; resumes a stopped run.
@@ -86,14 +86,14 @@ def _blocks_and_encoder(
     model: PathLike,
     tokenizer: PathLike | None,
     settings: CodingSettings | LearningSettings,
-    encoder: LibraryEncoder | None,
-) -> tuple[TokenBlocks, Callable[[], LibraryEncoder]]:
+    encoder: HuggingFaceEncoder | None,
+) -> tuple[TokenBlocks, Callable[[], HuggingFaceEncoder]]:
     """The text, and a function that returns the model, and opens it if necessary."""
     if encoder is not None:
         blocks, _ = blocks_for_model(sequences, model, encoder.tokenizer)
         return blocks, lambda: encoder
     blocks, opened_tokenizer = blocks_for_model(sequences, model, tokenizer)
-    return blocks, lambda: LibraryEncoder(
+    return blocks, lambda: HuggingFaceEncoder(
         model, layer=settings.layer, tokenizer=opened_tokenizer, device=settings.device, fp16=settings.fp16
     )
 
@@ -105,7 +105,7 @@ def learn_from_sequences(
     output: PathLike,
     settings: LearningSettings,
     tokenizer: PathLike | None = None,
-    encoder: LibraryEncoder | None = None,
+    encoder: HuggingFaceEncoder | None = None,
     overwrite: bool = False,
 ) -> SparseCoder:
     """Learn a dictionary or a sparse autoencoder, as ``mlsm dictionary`` does, and save it.
@@ -122,7 +122,7 @@ def learn_from_sequences(
         settings,
         blocks,
         open_encoder,
-        auxiliary=HuggingFaceEncoder.fingerprint_of(model),
+        auxiliary=HuggingFaceSource.fingerprint_of(model),
         split=sequences.fingerprint,
         blocks=None,
         overwrite=overwrite,

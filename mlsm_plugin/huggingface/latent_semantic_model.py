@@ -11,7 +11,7 @@ from mlsm_plugin.core.coding.state_codes import StateCodes
 from mlsm_plugin.core.files.atomic_files import PathLike
 from mlsm_plugin.core.files.finite_weights import check_finite_weights
 from mlsm_plugin.core.files.hf_files import LATENT_HEAD, hf_folder
-from mlsm_plugin.core.hidden_states.hf_encoder import LibraryEncoder
+from mlsm_plugin.core.hidden_states.hf_encoder import HuggingFaceEncoder
 from mlsm_plugin.core.losses.latent_semantic import LATENT_LOSSES, check_weights, latent_semantic_terms
 from mlsm_plugin.core.losses.zero_gradients import zero_with_gradient
 from mlsm_plugin.core.sparse_coding.formats.foreign_files import read_safetensors
@@ -47,7 +47,7 @@ class LatentSemanticModel(PretrainingModel):
     latent_head: nn.Linear
     _state_codes: StateCodes | None = None  # of the hidden states of the auxiliary model
 
-    def compute_codes(self, encoder: LibraryEncoder, coder: SparseCoder, *, latent_top: int | None = None) -> None:
+    def compute_codes(self, encoder: HuggingFaceEncoder, coder: SparseCoder, *, latent_top: int | None = None) -> None:
         """Compute the codes of each batch from the hidden states of an auxiliary model, in the place of stored codes.
 
         The batches must come from ``AuxiliaryTextCollator``. ``latent_top`` is the number of strongest atoms to keep

@@ -24,7 +24,7 @@ import numpy as np
 from mlsm_plugin.core.files.atomic_files import PathLike, atomic_directory
 from mlsm_plugin.core.files.json_checks import JsonObject
 from mlsm_plugin.core.files.progress import Progress
-from mlsm_plugin.core.hidden_states.hf_encoder import HuggingFaceEncoder
+from mlsm_plugin.core.hidden_states.hf_encoder import HuggingFaceSource
 from mlsm_plugin.core.sparse_coding.atom_examples import BARS, INTERVALS, PART, AtomExamples, Examples, find_examples
 from mlsm_plugin.huggingface.coded_text import CodedText, open_coded_text
 
@@ -138,9 +138,9 @@ def _metadata(names: _Names, coded_text: CodedText, examples: AtomExamples, data
         "displayNameShort": names.model,
         "creatorId": CREATOR,
         "visibility": "PUBLIC",
-        "layers": HuggingFaceEncoder.layers_of(coded_text.model),
+        "layers": HuggingFaceSource.layers_of(coded_text.model),
         "neuronsPerLayer": 0,
-        "dimension": HuggingFaceEncoder.width_of(coded_text.model),
+        "dimension": HuggingFaceSource.width_of(coded_text.model),
         "owner": "",
     }
     source_set = {

@@ -16,7 +16,7 @@ from mlsm_plugin.core.files.atomic_files import PathLike, atomic_open
 from mlsm_plugin.core.files.npy_files import npy_header
 from mlsm_plugin.core.files.progress import Progress
 from mlsm_plugin.core.hidden_states.devices import Device
-from mlsm_plugin.core.hidden_states.hf_encoder import HuggingFaceEncoder, LibraryEncoder
+from mlsm_plugin.core.hidden_states.hf_encoder import HuggingFaceEncoder, HuggingFaceSource
 from mlsm_plugin.core.masking.span_corruption import padded
 from mlsm_plugin.core.masking.token_ids import check_largest_id, check_padding
 from mlsm_plugin.core.text.hf_tokenizer import (
@@ -72,14 +72,14 @@ def write_vectors(
         output: the file; it is written atomically.
         overwrite: write it even if it exists.
         max_unk_rate: see above.
-        device, fp16: see :class:`LibraryEncoder`.
+        device, fp16: see :class:`HuggingFaceEncoder`.
     """
-    shape = (len(sentences), HuggingFaceEncoder.width_of(teacher))
+    shape = (len(sentences), HuggingFaceSource.width_of(teacher))
     existing = npy_header(output)
     if not overwrite and existing is not None and (existing.shape, existing.dtype) == (shape, VECTOR_DTYPE):
         return
-    layer = HuggingFaceEncoder.layers_of(teacher)
-    encoder = LibraryEncoder(teacher, layer=layer, device=device, fp16=fp16)
+    layer = HuggingFaceSource.layers_of(teacher)
+    encoder = HuggingFaceEncoder(teacher, layer=layer, device=device, fp16=fp16)
     student_tokenizer = HuggingFaceTokenizer(tokenizer)
     unknown = UnknownTokens()
     cut = 0
@@ -103,7 +103,7 @@ def write_vectors(
         logger.warning("%d of %d lines are longer than the teacher's positions and are cut for it", cut, number)
 
 
-def _vectors_of(lines: list[str], encoder: LibraryEncoder, unknown: UnknownTokens) -> tuple[np.ndarray, int]:
+def _vectors_of(lines: list[str], encoder: HuggingFaceEncoder, unknown: UnknownTokens) -> tuple[np.ndarray, int]:
     """The vectors ``(n, d)`` of lines, and how many lines were cut; ``unknown`` counts their tokens."""
     tokenizer = encoder.tokenizer
     room = encoder.max_tokens - len(tokenizer.surrounded([]))

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mlsm_plugin.core.files.atomic_files import PathLike
-from mlsm_plugin.core.hidden_states.hf_encoder import LibraryEncoder
+from mlsm_plugin.core.hidden_states.hf_encoder import HuggingFaceEncoder
 from mlsm_plugin.core.losses.state_regression import StateRegression
 from mlsm_plugin.huggingface.auxiliary_states import AuxiliaryStates
 from mlsm_plugin.huggingface.collators import IGNORED, Batch
@@ -41,7 +41,7 @@ class StateRegressionModel(PretrainingModel):
     regression: StateRegression
     auxiliary_states: AuxiliaryStates
 
-    def set_objective(self, *, auxiliary: LibraryEncoder, regression_weight: float = 1.0) -> None:
+    def set_objective(self, *, auxiliary: HuggingFaceEncoder, regression_weight: float = 1.0) -> None:
         """Set the options of the class, and add the layer; ValueError if an option cannot be used."""
         if not 0 < regression_weight < math.inf:
             raise ValueError(f"regression_weight must be positive and finite, got {regression_weight}")

@@ -18,7 +18,7 @@ from mlsm_plugin.core.files.hf_files import HF_PREFIX, hf_folder, is_hf
 from mlsm_plugin.core.hidden_states.devices import Device, default_device
 from mlsm_plugin.core.hidden_states.hf_encoder import (
     HuggingFaceEncoder,
-    LibraryEncoder,
+    HuggingFaceSource,
     model_and_tokenizer,
     positions_of,
 )
@@ -157,13 +157,13 @@ class DictionaryCodes(TextCoder):
         chosen_layer = fitting_layer(self._coder, layer, folder=dictionary, option="--layer")
         folder = hf_folder(model, weights=True)
         learned_from = self._coder.meta.get("auxiliary_fingerprint")
-        if (folder / LATENT_HEAD).is_file() and learned_from not in (None, HuggingFaceEncoder.fingerprint_of(folder)):
+        if (folder / LATENT_HEAD).is_file() and learned_from not in (None, HuggingFaceSource.fingerprint_of(folder)):
             raise ValueError(
                 f"{dictionary} was learned from another model than {model}, which has a latent head and predicts its "
                 "properties itself: leave out --dictionary"
             )
         model_fingerprint = fitting_fingerprint(f"{HF_PREFIX}{folder}", self._coder, chosen_layer)
-        self.encoder = LibraryEncoder(folder, layer=chosen_layer, device=device)
+        self.encoder = HuggingFaceEncoder(folder, layer=chosen_layer, device=device)
         check_width(self.encoder, self._coder)
         self.tokenizer = self.encoder.tokenizer
         self.positions = self.encoder.max_tokens
@@ -196,7 +196,7 @@ class PredictedCodes(TextCoder):
         self.positions = positions_of(config)
         self.num_atoms = self._model.latent_head.out_features
         self.origin = {"model": str(model), "dictionary": None, "layer": None}
-        files = [*HuggingFaceEncoder.files_of(folder), folder / LATENT_HEAD]
+        files = [*HuggingFaceSource.files_of(folder), folder / LATENT_HEAD]
         self.fingerprint = sha256_of_text("-".join([sha256_of_files(*files), tokenizer_fingerprint(self.tokenizer)]))
 
     @torch.no_grad()

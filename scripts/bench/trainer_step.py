@@ -50,9 +50,9 @@ from mlsm_plugin.core.sparse_coding.sae_coder import SaeCoder
 from mlsm_plugin.core.sparse_coding.sparse_autoencoder import SaeConfig, SaeWeights, SparseAutoencoder
 from mlsm_plugin.huggingface import (
     AuxiliaryTextCollator,
+    HuggingFaceEncoder,
     LatentSemanticCollator,
     LatentSemanticModel,
-    LibraryEncoder,
     MaskedLmCollator,
     MaskedLmModel,
     PretrainingSequences,
@@ -104,7 +104,7 @@ def make_codes(sequences: TokenSequences, atoms: int, nonzeros: int, folder: Pat
     return folder
 
 
-def make_auxiliary(args: argparse.Namespace, tokenizer: PreTrainedTokenizerFast, folder: Path) -> LibraryEncoder:
+def make_auxiliary(args: argparse.Namespace, tokenizer: PreTrainedTokenizerFast, folder: Path) -> HuggingFaceEncoder:
     """An encoder of 6 layers, 384 wide, up to layer 5."""
     config = AutoConfig.for_model(
         "bert",
@@ -118,7 +118,7 @@ def make_auxiliary(args: argparse.Namespace, tokenizer: PreTrainedTokenizerFast,
     AutoModelForMaskedLM.from_config(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     device = "cpu" if args.cpu or not torch.cuda.is_available() else "cuda"
-    return LibraryEncoder(folder, layer=5, device=device, fp16=args.bf16)
+    return HuggingFaceEncoder(folder, layer=5, device=device, fp16=args.bf16)
 
 
 def make_coder(dim: int, atoms: int) -> SaeCoder:

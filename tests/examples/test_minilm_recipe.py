@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModel, AutoTokenizer
 
-from mlsm_plugin.core.hidden_states.hf_encoder import HuggingFaceEncoder
+from mlsm_plugin.core.hidden_states.hf_encoder import HuggingFaceSource
 from mlsm_plugin.core.text.hf_tokenizer import HuggingFaceTokenizer
 from tests.conftest import REPOSITORY, mlsm
 from tests.documented import bash_blocks, clean_folder, run_in
@@ -41,6 +41,6 @@ def test_hidden_states_of_minilm_are_the_librarys(tmp_path: Path, english_text: 
     to_fairseq = {number: index for index, number in enumerate(HuggingFaceTokenizer(path).hf_ids.tolist())}
     tokens = torch.tensor([[to_fairseq[number] for number in row] for row in batch["input_ids"].tolist()])
     for layer in (0, 3, 6):
-        encoder = HuggingFaceEncoder(f"hf:{path}", tmp_path / "data-bin", layer=layer, device="cpu")
+        encoder = HuggingFaceSource(f"hf:{path}", tmp_path / "data-bin", layer=layer, device="cpu")
         found = encoder.hidden_states(tokens)[batch["attention_mask"].bool()]
         torch.testing.assert_close(found, expected[layer][batch["attention_mask"].bool()], rtol=0, atol=1e-5)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mlsm_plugin.core.hidden_states.hf_encoder import HuggingFaceEncoder
+from mlsm_plugin.core.hidden_states.hf_encoder import HuggingFaceSource
 from mlsm_plugin.huggingface.adaptation import Adaptation
 from tests.huggingface.tiny_corpus import tiny_bert
 
@@ -24,4 +24,4 @@ def test_the_model_itself_is_coded_unless_another_is_named(tmp_path: Path) -> No
     assert Adaptation("model", ["text"], "out").auxiliary_model == "model"
     assert Adaptation("model", ["text"], "out", objective="mlsm", auxiliary="other").auxiliary_model == "other"
     tiny_bert().save_pretrained(tmp_path)
-    assert HuggingFaceEncoder.layers_of(tmp_path) == 2
+    assert HuggingFaceSource.layers_of(tmp_path) == 2

@@ -14,7 +14,7 @@ from transformers import AutoModelForMaskedLM, Trainer, TrainingArguments
 
 from mlsm_plugin.core.coding.state_codes import StateCodes
 from mlsm_plugin.core.files.hf_files import LATENT_HEAD
-from mlsm_plugin.core.hidden_states.hf_encoder import LibraryEncoder
+from mlsm_plugin.core.hidden_states.hf_encoder import HuggingFaceEncoder
 from mlsm_plugin.core.sparse_coding.sae_coder import SaeCoder
 from mlsm_plugin.core.sparse_coding.sparse_autoencoder import SaeConfig, SaeWeights, SparseAutoencoder
 from mlsm_plugin.huggingface import AuxiliaryTextCollator, LatentSemanticCollator, PretrainingSequences, TokenSequences
@@ -191,14 +191,14 @@ def coder_of(dim: int, atoms: int, seed: int = 0) -> SaeCoder:
 
 
 @pytest.fixture(scope="module")
-def encoder(tmp_path_factory: pytest.TempPathFactory) -> LibraryEncoder:
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> HuggingFaceEncoder:
     folder = tmp_path_factory.mktemp("auxiliary")
     tiny_bert(7, initializer_range=0.3).save_pretrained(folder)
     make_tokenizer().save_pretrained(folder)
-    return LibraryEncoder(folder, layer=1, device="cpu")
+    return HuggingFaceEncoder(folder, layer=1, device="cpu")
 
 
-def online_trainer(folder: Path, encoder: LibraryEncoder, collator: Any, *, seed: int = 0) -> Trainer:
+def online_trainer(folder: Path, encoder: HuggingFaceEncoder, collator: Any, *, seed: int = 0) -> Trainer:
     model = make_model()
     model.compute_codes(encoder, coder_of(32, ATOMS, seed))
     arguments = TrainingArguments(str(folder), max_steps=2, save_steps=1, report_to=[], use_cpu=True)
@@ -207,7 +207,7 @@ def online_trainer(folder: Path, encoder: LibraryEncoder, collator: Any, *, seed
     )
 
 
-def test_codes_can_be_computed_in_each_batch(tmp_path: Path, encoder: LibraryEncoder) -> None:
+def test_codes_can_be_computed_in_each_batch(tmp_path: Path, encoder: HuggingFaceEncoder) -> None:
     collator = AuxiliaryTextCollator(make_tokenizer(), MASKING)
     batch = collator([PretrainingSequences(random_ids(6))[row] for row in range(6)])
     model = make_model().eval()
@@ -222,7 +222,7 @@ def test_codes_can_be_computed_in_each_batch(tmp_path: Path, encoder: LibraryEnc
 
 
 def test_a_training_with_computed_codes_resumes_with_the_same_dictionary_only(
-    tmp_path: Path, encoder: LibraryEncoder
+    tmp_path: Path, encoder: HuggingFaceEncoder
 ) -> None:
     collator = AuxiliaryTextCollator(make_tokenizer(), MASKING)
     online_trainer(tmp_path, encoder, collator).train()
@@ -232,7 +232,7 @@ def test_a_training_with_computed_codes_resumes_with_the_same_dictionary_only(
         online_trainer(tmp_path, encoder, collator, seed=1).train(resume_from_checkpoint=checkpoint)
 
 
-def test_computed_codes_need_a_coder_and_batches_that_fit(tmp_path: Path, encoder: LibraryEncoder) -> None:
+def test_computed_codes_need_a_coder_and_batches_that_fit(tmp_path: Path, encoder: HuggingFaceEncoder) -> None:
     with pytest.raises(ValueError, match="the dictionary is 8 wide, the hidden states of the auxiliary model are 32"):
         make_model().compute_codes(encoder, coder_of(8, ATOMS))
     with pytest.raises(ValueError, match=f"the latent head has {ATOMS} atoms, the coder 9"):

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModel, AutoModelForMaskedLM
 
-from mlsm_plugin.core.hidden_states.hf_encoder import SUPPORTED, LibraryEncoder, load_masked_lm
+from mlsm_plugin.core.hidden_states.hf_encoder import SUPPORTED, HuggingFaceEncoder, load_masked_lm
 from mlsm_plugin.huggingface.pretraining_model import head_of
 from tests.huggingface.tiny_corpus import tiny_bert
 from tests.tiny_hf_models import make_model
@@ -123,7 +123,7 @@ def test_half_precision_of_a_model_that_overflows_is_float32(
     folder = make_model("deberta", tiny.text, tmp_path / "model", kind=AutoModel)  # type: ignore[attr-defined]
     ids = torch.randint(5, 100, (2, 9))
     found = [
-        LibraryEncoder(folder, layer=3, device="cpu", fp16=fp16).hidden_states(ids) for fp16 in (False, None, True)
+        HuggingFaceEncoder(folder, layer=3, device="cpu", fp16=fp16).hidden_states(ids) for fp16 in (False, None, True)
     ]
     assert torch.equal(found[0], found[1])
     assert torch.equal(found[0], found[2])

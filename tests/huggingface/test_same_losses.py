@@ -17,8 +17,8 @@ from mlsm_plugin.fairseq_plugin.compat import model_parts
 from mlsm_plugin.hub.hf_export import export
 from mlsm_plugin.hub.stock_models import deberta_weights, modernbert_weights, roberta_weights, stock_model
 from mlsm_plugin.huggingface import (
+    HuggingFaceEncoder,
     LatentSemanticModel,
-    LibraryEncoder,
     SpanContrastiveModel,
     StateRegressionModel,
     TokenContrastiveModel,
@@ -149,7 +149,7 @@ def test_regression(pipeline: Pipeline, tmp_path: Path, arch: str) -> None:
     both.task._masked_states._encoder = None
     sample = both.task._with_states(both.batch())
     both.criterion.standardize([sample["states"]])
-    encoder = LibraryEncoder(tmp_path / "auxiliary", layer=1, device="cpu")
+    encoder = HuggingFaceEncoder(tmp_path / "auxiliary", layer=1, device="cpu")
     model = StateRegressionModel.of(both.stock, auxiliary=encoder, regression_weight=0.7)
     model.regression.load_state_dict(both.criterion.regression.state_dict())
     batch = for_trainer(sample, both.pad)

@@ -12,7 +12,7 @@ from transformers import AutoModelForMaskedLM, Trainer, TrainingArguments
 
 from mlsm_plugin.huggingface import (
     AuxiliaryTextCollator,
-    LibraryEncoder,
+    HuggingFaceEncoder,
     MaskedLmCollator,
     MaskedLmModel,
     Masking,
@@ -28,12 +28,12 @@ LAYER = 1
 
 
 @pytest.fixture(scope="module")
-def auxiliary(tmp_path_factory: pytest.TempPathFactory) -> LibraryEncoder:
+def auxiliary(tmp_path_factory: pytest.TempPathFactory) -> HuggingFaceEncoder:
     """The first layer of a model on disk."""
     folder = tmp_path_factory.mktemp("auxiliary")
     tiny_bert(7, initializer_range=0.3).save_pretrained(folder)
     make_tokenizer().save_pretrained(folder)
-    return LibraryEncoder(folder, layer=LAYER, device="cpu")
+    return HuggingFaceEncoder(folder, layer=LAYER, device="cpu")
 
 
 def batch_of(number: int = 6, **options: Any) -> dict[str, Any]:
@@ -41,7 +41,7 @@ def batch_of(number: int = 6, **options: Any) -> dict[str, Any]:
     return AuxiliaryTextCollator(make_tokenizer(), Masking(mask_prob=0.4))([dataset[row] for row in range(number)])
 
 
-def model_of(auxiliary: LibraryEncoder, **options: Any) -> StateRegressionModel:
+def model_of(auxiliary: HuggingFaceEncoder, **options: Any) -> StateRegressionModel:
     torch.manual_seed(3)
     return StateRegressionModel.of(tiny_bert(1, initializer_range=0.2), auxiliary=auxiliary, **options)
 
@@ -56,7 +56,7 @@ def aligned_text(folder: Path) -> tuple[TokenSequences, AlignedSequences]:
     return sequences, AlignedSequences(*pair)
 
 
-def test_the_states_are_those_of_the_masked_tokens_in_the_unmasked_text(auxiliary: LibraryEncoder) -> None:
+def test_the_states_are_those_of_the_masked_tokens_in_the_unmasked_text(auxiliary: HuggingFaceEncoder) -> None:
     batch = batch_of()
     masked = batch["labels"] >= 0
     original = torch.where(masked, batch["labels"], batch["input_ids"])
@@ -67,7 +67,7 @@ def test_the_states_are_those_of_the_masked_tokens_in_the_unmasked_text(auxiliar
     torch.testing.assert_close(states, expected.detach(), rtol=1e-4, atol=1e-5)
 
 
-def test_the_loss_is_the_sum_of_both_means(auxiliary: LibraryEncoder) -> None:
+def test_the_loss_is_the_sum_of_both_means(auxiliary: HuggingFaceEncoder) -> None:
     batch = batch_of()
     model = model_of(auxiliary, regression_weight=0.5).eval()
     model.standardize([batch])
@@ -103,7 +103,7 @@ def test_tokens_of_another_vocabulary_take_the_states_at_their_places(tmp_path: 
     torch.testing.assert_close(states, torch.stack(expected), rtol=1e-4, atol=1e-5)
 
 
-def test_a_batch_with_nothing_masked_has_gradients_of_zero(auxiliary: LibraryEncoder) -> None:
+def test_a_batch_with_nothing_masked_has_gradients_of_zero(auxiliary: HuggingFaceEncoder) -> None:
     dataset = PretrainingSequences(random_ids(3))
     batch = AuxiliaryTextCollator(make_tokenizer(), Masking(mask_prob=1e-9))([dataset[row] for row in range(3)])
     model = model_of(auxiliary).train()
@@ -114,7 +114,7 @@ def test_a_batch_with_nothing_masked_has_gradients_of_zero(auxiliary: LibraryEnc
     assert all(bool(weight.grad.isfinite().all()) for weight in model.parameters() if weight.grad is not None)
 
 
-def test_weights_in_bfloat16_are_trained(auxiliary: LibraryEncoder) -> None:
+def test_weights_in_bfloat16_are_trained(auxiliary: HuggingFaceEncoder) -> None:
     model = StateRegressionModel.of(tiny_bert(1).bfloat16(), auxiliary=auxiliary)
     loss = model.train()(**batch_of())["loss"]
     loss.backward()
@@ -122,14 +122,14 @@ def test_weights_in_bfloat16_are_trained(auxiliary: LibraryEncoder) -> None:
     assert bool(model.regression.projection.weight.grad.isfinite().all())
 
 
-def test_another_objective_removes_the_layer(tmp_path: Path, auxiliary: LibraryEncoder) -> None:
+def test_another_objective_removes_the_layer(tmp_path: Path, auxiliary: HuggingFaceEncoder) -> None:
     model = MaskedLmModel.of(model_of(auxiliary))
     assert not [name for name in model.state_dict() if name.startswith("regression.")]
     again = StateRegressionModel.of(StateRegressionModel.of(model, auxiliary=auxiliary), auxiliary=auxiliary)
     assert not again.regression.is_standardized
 
 
-def trained(folder: Path, auxiliary: LibraryEncoder, updates: int, *, resume: bool = False) -> Trainer:
+def trained(folder: Path, auxiliary: HuggingFaceEncoder, updates: int, *, resume: bool = False) -> Trainer:
     """A training of four updates that stops after some of them."""
     arguments = TrainingArguments(
         str(folder),
@@ -150,7 +150,7 @@ def trained(folder: Path, auxiliary: LibraryEncoder, updates: int, *, resume: bo
     return trainer
 
 
-def test_a_training_learns_resumes_and_leaves_a_stock_model(tmp_path: Path, auxiliary: LibraryEncoder) -> None:
+def test_a_training_learns_resumes_and_leaves_a_stock_model(tmp_path: Path, auxiliary: HuggingFaceEncoder) -> None:
     whole = trained(tmp_path / "whole", auxiliary, 4)
     trained(tmp_path / "stopped", auxiliary, 2)
     resumed = trained(tmp_path / "stopped", auxiliary, 4, resume=True)
@@ -169,21 +169,21 @@ def test_a_training_learns_resumes_and_leaves_a_stock_model(tmp_path: Path, auxi
 
 
 def test_a_training_resumes_with_the_same_auxiliary_model_and_layer_only(
-    tmp_path: Path, auxiliary: LibraryEncoder
+    tmp_path: Path, auxiliary: HuggingFaceEncoder
 ) -> None:
     trained(tmp_path / "run", auxiliary, 2)
-    last_layer = LibraryEncoder(auxiliary.folder, layer=2, device="cpu")
+    last_layer = HuggingFaceEncoder(auxiliary.folder, layer=2, device="cpu")
     with pytest.raises(ValueError, match="the layer of the auxiliary model was 1 and is 2 now; resume the training as"):
         trained(tmp_path / "run", last_layer, 4, resume=True)
     tiny_bert(8).save_pretrained(tmp_path / "other")
     make_tokenizer().save_pretrained(tmp_path / "other")
-    other = LibraryEncoder(tmp_path / "other", layer=LAYER, device="cpu")
+    other = HuggingFaceEncoder(tmp_path / "other", layer=LAYER, device="cpu")
     with pytest.raises(ValueError, match=r"the auxiliary model was \w+ and is \w+ now"):
         trained(tmp_path / "run", other, 4, resume=True)
 
 
 def test_an_evaluation_of_a_new_layer_is_a_warning(
-    tmp_path: Path, auxiliary: LibraryEncoder, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, auxiliary: HuggingFaceEncoder, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = model_of(auxiliary)
 
@@ -214,12 +214,12 @@ class StopAfter:
         return control
 
 
-def prepared(auxiliary: LibraryEncoder, dataset: Any, collator: Any) -> Trainer:
+def prepared(auxiliary: HuggingFaceEncoder, dataset: Any, collator: Any) -> Trainer:
     arguments = TrainingArguments("unused", max_steps=1, report_to=[], use_cpu=True)
     return prepare(Trainer(model_of(auxiliary), arguments, data_collator=collator, train_dataset=dataset))
 
 
-def test_parts_that_do_not_fit_are_errors(tmp_path: Path, auxiliary: LibraryEncoder) -> None:
+def test_parts_that_do_not_fit_are_errors(tmp_path: Path, auxiliary: HuggingFaceEncoder) -> None:
     tokenizer = make_tokenizer()
     text = PretrainingSequences(random_ids(8))
     with pytest.raises(ValueError, match="MaskedLmCollator has no text for the auxiliary model; use Auxil"):
@@ -235,7 +235,7 @@ def test_parts_that_do_not_fit_are_errors(tmp_path: Path, auxiliary: LibraryEnco
     with pytest.raises(ValueError, match="regression_weight must be positive and finite, got inf"):
         model_of(auxiliary, regression_weight=float("inf"))
     with pytest.raises(
-        ValueError, match=r"the auxiliary model is a BertForMaskedLM; pass LibraryEncoder\(FOLDER, layer=N\)"
+        ValueError, match=r"the auxiliary model is a BertForMaskedLM; pass HuggingFaceEncoder\(FOLDER, layer=N\)"
     ):
         model_of(tiny_bert(2))
     with pytest.raises(ValueError, match="make it with AuxiliaryTextCollator"):
@@ -244,7 +244,7 @@ def test_parts_that_do_not_fit_are_errors(tmp_path: Path, auxiliary: LibraryEnco
         prepared(auxiliary, iter([text[0]]), AuxiliaryTextCollator(tokenizer))
 
 
-def test_ids_of_another_vocabulary_need_aligned_text(tmp_path: Path, auxiliary: LibraryEncoder) -> None:
+def test_ids_of_another_vocabulary_need_aligned_text(tmp_path: Path, auxiliary: HuggingFaceEncoder) -> None:
     """Ids in a list have no record of their tokenizer; the collator's is that of the text."""
     other = make_tokenizer()
     other.add_tokens(["new"])
@@ -269,7 +269,7 @@ def test_ids_of_another_vocabulary_need_aligned_text(tmp_path: Path, auxiliary: 
 def test_text_that_is_too_long_for_the_auxiliary_model_is_an_error(tmp_path: Path) -> None:
     tiny_bert(3, max_position_embeddings=8).save_pretrained(tmp_path)
     make_tokenizer().save_pretrained(tmp_path)
-    short = LibraryEncoder(tmp_path, layer=LAYER, device="cpu")
+    short = HuggingFaceEncoder(tmp_path, layer=LAYER, device="cpu")
     message = r"sequence \d+ of the auxiliary model's sequences of train_dataset has 21 tokens.* at most 8"
     with pytest.raises(ValueError, match=message):
         prepared(short, PretrainingSequences(random_ids(24)), AuxiliaryTextCollator(make_tokenizer()))

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from mlsm_plugin.core.files.hf_files import HF_PREFIX
-from mlsm_plugin.core.hidden_states.hf_encoder import HuggingFaceEncoder
+from mlsm_plugin.core.hidden_states.hf_encoder import HuggingFaceSource
 from mlsm_plugin.core.sparse_coding.dictionary import AtomDictionary
 from tests.tiny_hf_models import make_model_with_own_tokens
 
@@ -18,10 +18,10 @@ ATOMS = 40
 def make_encoder(text: Path, folder: Path) -> tuple[Path, Path]:
     """Folders of a model and of a dictionary over its layer 1."""
     model = make_model_with_own_tokens("bert", text, folder / "bert")
-    width = HuggingFaceEncoder.width_of(f"{HF_PREFIX}{model}")
+    width = HuggingFaceSource.width_of(f"{HF_PREFIX}{model}")
     atoms = np.random.default_rng(0).normal(size=(ATOMS, width or 0))
     atoms /= np.linalg.norm(atoms, axis=1, keepdims=True)
-    fingerprint = HuggingFaceEncoder.fingerprint_of(model)
+    fingerprint = HuggingFaceSource.fingerprint_of(model)
     meta = {"lambda": 0.05, "layer": 1, "auxiliary_fingerprint": fingerprint}
     AtomDictionary(atoms.astype(np.float32), meta).save(folder / "dictionary")
     return model, folder / "dictionary"

@@ -15,7 +15,7 @@ from mlsm_plugin.core.files.progress import Progress
 from mlsm_plugin.core.files.recorded_names import without_place
 from mlsm_plugin.core.files.sharded_store import MissingShardsError, warn_of_full_disk
 from mlsm_plugin.core.hidden_states.blocks import TokenBlocks
-from mlsm_plugin.core.hidden_states.encoder import TokenVectors
+from mlsm_plugin.core.hidden_states.encoder import HiddenStateEncoder
 from mlsm_plugin.core.hidden_states.settings import BlockSettings
 from mlsm_plugin.core.sparse_coding.code_store_writer import CodeStoreWriter
 from mlsm_plugin.core.sparse_coding.coder import SparseCoder
@@ -50,7 +50,7 @@ def encode_blocks(
     split: str,
     auxiliary: str,
     blocks: BlockSettings | None,
-    open_model: Callable[[], TokenVectors],
+    open_model: Callable[[], HiddenStateEncoder],
     coder: SparseCoder,
     settings: CodingSettings,
     process: ProcessRank = SINGLE_PROCESS,

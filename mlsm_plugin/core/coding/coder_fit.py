@@ -3,7 +3,7 @@
 from typing import Any
 
 from mlsm_plugin.core.files.atomic_files import PathLike
-from mlsm_plugin.core.hidden_states.encoder import HiddenStateEncoder, TokenVectors
+from mlsm_plugin.core.hidden_states.encoder import HiddenStateEncoder, HiddenStateSource
 from mlsm_plugin.core.hidden_states.sources import open_encoder, source_of
 from mlsm_plugin.core.sparse_coding.coder import SparseCoder
 
@@ -19,7 +19,7 @@ def fitting_layer(coder: SparseCoder, chosen: int | None, *, folder: PathLike, o
     return int(layer)
 
 
-def check_width(encoder: TokenVectors, coder: SparseCoder) -> None:
+def check_width(encoder: HiddenStateEncoder, coder: SparseCoder) -> None:
     """Raise ValueError if the coder and the model differ in width."""
     if encoder.dim != coder.dim:
         raise ValueError(
@@ -27,7 +27,7 @@ def check_width(encoder: TokenVectors, coder: SparseCoder) -> None:
         )
 
 
-def check_positions(encoder: HiddenStateEncoder, tokens_per_sample: int) -> None:
+def check_positions(encoder: HiddenStateSource, tokens_per_sample: int) -> None:
     """Raise ValueError if the samples have more tokens than the model has positions."""
     if tokens_per_sample > encoder.max_tokens:
         raise ValueError(
@@ -56,7 +56,7 @@ def fitting_fingerprint(auxiliary: PathLike, coder: SparseCoder, layer: int) -> 
     return fingerprint
 
 
-def fitting_encoder(auxiliary: PathLike, data_bin: PathLike, coder: SparseCoder, settings: Any) -> HiddenStateEncoder:
+def fitting_encoder(auxiliary: PathLike, data_bin: PathLike, coder: SparseCoder, settings: Any) -> HiddenStateSource:
     """Open the auxiliary model; raises ValueError if the coder or the blocks do not fit it.
 
     ``settings`` has ``layer``, ``blocks``, ``device`` and ``fp16``, as the settings of coding and evaluation have.

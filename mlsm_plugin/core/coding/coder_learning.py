@@ -24,7 +24,7 @@ from mlsm_plugin.core.files.recorded_names import without_place
 from mlsm_plugin.core.files.settings import check, names_that_decide_nothing, option, seed, undeciding
 from mlsm_plugin.core.hidden_states.blocks import TokenBlocks
 from mlsm_plugin.core.hidden_states.devices import has_fast_bf16
-from mlsm_plugin.core.hidden_states.encoder import TokenVectors
+from mlsm_plugin.core.hidden_states.encoder import HiddenStateEncoder
 from mlsm_plugin.core.hidden_states.settings import BlockSettings, ModelRun, layer
 from mlsm_plugin.core.hidden_states.stream import HiddenStateStream
 from mlsm_plugin.core.sparse_coding.coder import load_coder
@@ -157,7 +157,7 @@ def learn_into(
     output: Path,
     settings: LearningSettings,
     reader: TokenBlocks,
-    open_model: Callable[[], TokenVectors],
+    open_model: Callable[[], HiddenStateEncoder],
     *,
     auxiliary: str,
     split: str,

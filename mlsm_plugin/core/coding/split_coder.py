@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mlsm_plugin.core.files.settings import option, seed
 from mlsm_plugin.core.hidden_states.blocks import Block, TokenBlocks, chunks_of, hidden_states_of
-from mlsm_plugin.core.hidden_states.encoder import TokenVectors
+from mlsm_plugin.core.hidden_states.encoder import HiddenStateEncoder
 from mlsm_plugin.core.hidden_states.settings import BlockSettings, ModelRun, layer
 from mlsm_plugin.core.sparse_coding.coder import SparseCoder, SparseCodes
 from mlsm_plugin.core.sparse_coding.encode import first_nonfinite_row
@@ -80,7 +80,7 @@ class SplitCoder:
 
     split: str
     reader: TokenBlocks
-    encoder: TokenVectors
+    encoder: HiddenStateEncoder
     coder: SparseCoder
     settings: CodingSettings
 

@@ -8,26 +8,26 @@ from torch import Tensor
 
 from mlsm_plugin.core.files.atomic_files import PathLike
 from mlsm_plugin.core.files.hf_files import hf_folder
-from mlsm_plugin.core.hidden_states.hf_encoder import HuggingFaceEncoder, LibraryEncoder
+from mlsm_plugin.core.hidden_states.hf_encoder import HuggingFaceEncoder, HuggingFaceSource
 from mlsm_plugin.core.text.aligned_rows import RowAligner
 from mlsm_plugin.core.text.hf_tokenizer import HuggingFaceTokenizer
 from mlsm_plugin.core.text.symbol_bytes import SymbolBytes
 
 
-class AlignedEncoder(HuggingFaceEncoder):
-    """A :class:`HuggingFaceEncoder` for a dataset of any tokenizer that lies beside its ``dict.txt``.
+class AlignedEncoder(HuggingFaceSource):
+    """A :class:`HuggingFaceSource` for a dataset of any tokenizer that lies beside its ``dict.txt``.
 
     Each id takes the hidden state of the model's token to which it belongs, see :class:`RowAligner`; that of an id
     without one is zero. The model reads a row that is longer than its positions in several parts. ValueError if the
-    dataset has no tokenizer, and as for :class:`LibraryEncoder`; :meth:`hidden_states` raises it if more than a tenth
-    of the ids have no hidden state.
+    dataset has no tokenizer, and as for :class:`HuggingFaceEncoder`; :meth:`hidden_states` raises it if more than a
+    tenth of the ids have no hidden state.
     """
 
     def _set_dataset(self, data_bin: Path, tokenizer: HuggingFaceTokenizer) -> None:
         self._aligner = RowAligner(SymbolBytes.of_dataset(data_bin), tokenizer)
 
     def to(self, device: str | torch.device) -> None:
-        LibraryEncoder.to(self, device)
+        HuggingFaceEncoder.to(self, device)
 
     def hidden_states(self, tokens: Tensor) -> Tensor:
         rows = self._aligner.read(tokens.cpu().numpy())

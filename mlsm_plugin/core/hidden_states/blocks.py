@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mlsm_plugin.core.hidden_states.encoder import TokenVectors
+from mlsm_plugin.core.hidden_states.encoder import HiddenStateEncoder
 from mlsm_plugin.core.sparse_coding.stored_codes import NO_POSITION
 
 
@@ -76,15 +76,15 @@ def batches_of(blocks: list[Block], *, pad: int, max_tokens: int) -> Iterator[tu
 def hidden_states_of(
     blocks: list[Block],
     reader: TokenBlocks,
-    encoder: TokenVectors,
+    encoder: HiddenStateEncoder,
     *,
     max_tokens: int,
     keep: Callable[[Tensor, Tensor], Tensor] | None = None,
 ) -> tuple[np.ndarray, Tensor]:
     """Hidden states of the content tokens of ``blocks``, in corpus order, ``max_tokens`` in one forward pass.
 
-    Tokens without a hidden state (zero, see :meth:`TokenVectors.hidden_states`) are left out. ``keep`` chooses other
-    tokens: it takes tokens and positions, and returns a bool mask (all of one shape). Returns ascending positions
+    Tokens without a hidden state (zero, see :meth:`HiddenStateEncoder.hidden_states`) are left out. ``keep`` chooses
+    other tokens: it takes tokens and positions, and returns a bool mask (all of one shape). Returns ascending positions
     ``(n,)`` int64, and hidden states ``(n, dim)`` float32 on the encoder's device.
     """
     all_positions = []

@@ -1,4 +1,4 @@
-"""The interface of a source of hidden states."""
+"""The interfaces of what computes hidden states, and of its sources."""
 
 from abc import ABC, abstractmethod
 from pathlib import Path
@@ -10,17 +10,17 @@ from mlsm_plugin.core.files.atomic_files import PathLike, sha256_of_files
 from mlsm_plugin.core.hidden_states.devices import Device
 
 
-class TokenVectors(ABC):
-    """A model that computes a vector for each token of a batch."""
+class HiddenStateEncoder(ABC):
+    """A model that computes a hidden state for each token of a batch."""
 
-    device: torch.device  # where the vectors are
-    dim: int  # width of the vectors
+    device: torch.device  # where the hidden states are
+    dim: int  # their width
 
     @abstractmethod
     def hidden_states(self, tokens: Tensor) -> Tensor:
         """``(B, T, dim)`` float32 on ``device``, for right-padded ids ``(B, T)`` of fairseq or of the blocks.
 
-        The vector of a token about which the model knows nothing is zero; such a token has no hidden state.
+        A token about which the model knows nothing has no hidden state: its row is zero.
 
         On a CPU, ``mlsm encode`` calls this method or the next in several threads at once.
         """
@@ -33,7 +33,7 @@ class TokenVectors(ABC):
         return self.hidden_states(tokens)[chosen.to(self.device)]
 
 
-class HiddenStateEncoder(TokenVectors):
+class HiddenStateSource(HiddenStateEncoder):
     """The layers of a trained encoder up to ``layer``, in eval mode.
 
     ``layer`` counts as in ``hidden_states[layer]``: 0 is the output of the embeddings, and the number of layers is the

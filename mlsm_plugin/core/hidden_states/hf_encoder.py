@@ -25,7 +25,7 @@ from mlsm_plugin.core.files.hf_files import (
     weight_files,
 )
 from mlsm_plugin.core.hidden_states.devices import Device, default_device, half_products, placed
-from mlsm_plugin.core.hidden_states.encoder import HiddenStateEncoder, TokenVectors, check_layer
+from mlsm_plugin.core.hidden_states.encoder import HiddenStateEncoder, HiddenStateSource, check_layer
 from mlsm_plugin.core.text.hf_tokenizer import FAIRSEQ_PAD, HuggingFaceTokenizer
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ ATTENTION_DROPOUTS = ("attention_probs_dropout_prob", "attention_dropout")  # na
 PATCHING = threading.Lock()  # since 4.56, transformers patches the layers while it collects hidden states
 
 
-class LibraryEncoder(TokenVectors):
+class HuggingFaceEncoder(HiddenStateEncoder):
     """A model of ``transformers`` of one of the types in ``SUPPORTED``; needs no fairseq.
 
     Hidden state ``layer`` is Hugging Face's ``hidden_states[layer]`` with ``output_hidden_states=True``. ValueError if
@@ -54,7 +54,7 @@ class LibraryEncoder(TokenVectors):
 
     ``name`` is a folder or hub name, with or without ``hf:``. If ``tokenizer`` is None, it is loaded from the model's
     folder. ``pad`` is its padding id, and ``folder`` the folder of the model. Other arguments and attributes are those
-    of :class:`HiddenStateEncoder`.
+    of :class:`HiddenStateSource`.
     """
 
     def __init__(
@@ -361,11 +361,11 @@ def built_with_dropout(
     return model
 
 
-class HuggingFaceEncoder(LibraryEncoder, HiddenStateEncoder):
-    """A :class:`LibraryEncoder` for fairseq's ids of its own vocabulary.
+class HuggingFaceSource(HuggingFaceEncoder, HiddenStateSource):
+    """A :class:`HuggingFaceEncoder` for fairseq's ids of its own vocabulary.
 
     ``name`` is ``hf:`` followed by a folder or hub name, and ``data_bin`` a dataset that ``mlsm binarize --tokenizer``
-    made with the model's tokenizer. ValueError if it was not made with it, and as for :class:`LibraryEncoder`.
+    made with the model's tokenizer. ValueError if it was not made with it, and as for :class:`HuggingFaceEncoder`.
     """
 
     def __init__(

@@ -8,21 +8,22 @@ from mlsm_plugin.core.files.atomic_files import PathLike
 from mlsm_plugin.core.files.hf_files import HF_PREFIX
 from mlsm_plugin.core.hidden_states.aligned_encoder import AlignedEncoder, alignment_fingerprint
 from mlsm_plugin.core.hidden_states.devices import Device
-from mlsm_plugin.core.hidden_states.encoder import HiddenStateEncoder
-from mlsm_plugin.core.hidden_states.hf_encoder import HuggingFaceEncoder
+from mlsm_plugin.core.hidden_states.encoder import HiddenStateSource
+from mlsm_plugin.core.hidden_states.hf_encoder import HuggingFaceSource
 
-Source = type[HiddenStateEncoder]
+Source = type[HiddenStateSource]
 
 PREFIX = r"[a-z][a-z0-9_+-]+:"  # one letter and a colon would be a drive
 # a name without a prefix ("") is a fairseq checkpoint; its class registers itself if fairseq works
-_SOURCES: dict[str, Source] = {HF_PREFIX: HuggingFaceEncoder}
+_SOURCES: dict[str, Source] = {HF_PREFIX: HuggingFaceSource}
 LONGEST_DEFAULT_BLOCK = 512  # longest block in tokens, unless an option asks for longer ones
 
 
 def register_source(prefix: str) -> Callable[[Source], Source]:
     """A class decorator that registers a source for names that begin with ``prefix``, such as ``mine:``.
 
-    ValueError if the prefix is not at least two letters and a colon, or belongs to another class.
+    ValueError if the prefix is not at least two letters and a colon, or belongs to another class, or the class is not a
+    :class:`HiddenStateSource`.
     """
     if not re.fullmatch(PREFIX, prefix):
         raise ValueError(
@@ -30,6 +31,8 @@ def register_source(prefix: str) -> Callable[[Source], Source]:
         )
 
     def register(source: Source) -> Source:
+        if not issubclass(source, HiddenStateSource):
+            raise ValueError(f"{source.__qualname__} is not a subclass of HiddenStateSource, as a source must be")
         known = _SOURCES.setdefault(prefix, source)
         if known is not source:
             raise ValueError(f"the prefix {prefix} belongs to {known.__qualname__}; choose another one")
@@ -67,8 +70,8 @@ def source_of(name: PathLike) -> Source:
 
 def open_encoder(
     name: PathLike, data_bin: PathLike, *, layer: int, device: Device = None, fp16: bool | None = False
-) -> HiddenStateEncoder:
-    """Open the encoder ``name``; arguments are those of :class:`HiddenStateEncoder`, errors those of its source.
+) -> HiddenStateSource:
+    """Open the encoder ``name``; arguments are those of :class:`HiddenStateSource`, errors those of its source.
 
     A Hugging Face model reads a dataset of another vocabulary by an :class:`AlignedEncoder`.
     """
@@ -81,7 +84,7 @@ def alignment_of(name: PathLike, data_bin: PathLike) -> str | None:
 
     It decides the hidden states, besides the model and the ids. ValueError if there is no tokenizer to read the ids.
     """
-    return alignment_fingerprint(name, data_bin) if source_of(name) is HuggingFaceEncoder else None
+    return alignment_fingerprint(name, data_bin) if source_of(name) is HuggingFaceSource else None
 
 
 def default_tokens_per_sample(name: PathLike) -> int:

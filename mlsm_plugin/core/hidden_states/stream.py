@@ -13,7 +13,7 @@ from torch import Tensor
 from mlsm_plugin.core.files.progress import Progress
 from mlsm_plugin.core.hidden_states.blocks import TokenBlocks, hidden_states_of
 from mlsm_plugin.core.hidden_states.devices import Device
-from mlsm_plugin.core.hidden_states.encoder import TokenVectors
+from mlsm_plugin.core.hidden_states.encoder import HiddenStateEncoder
 
 BUFFER_ROWS = 1 << 16  # hidden states that are shuffled together: 100 MB with 384 dimensions
 BLOCKS_AT_ONCE = 64
@@ -34,7 +34,7 @@ class HiddenStateStream:
     def __init__(
         self,
         reader: TokenBlocks,
-        encoder: TokenVectors,
+        encoder: HiddenStateEncoder,
         *,
         batch_size: int,
         max_batch_tokens: int,

@@ -11,7 +11,7 @@ from mlsm_plugin.core.coding.coder_learning import LearningSettings, learn_into
 from mlsm_plugin.core.coding.split_coder import CodingSettings
 from mlsm_plugin.core.files.atomic_files import PathLike
 from mlsm_plugin.core.files.process_rank import SINGLE_PROCESS, ProcessRank
-from mlsm_plugin.core.hidden_states.encoder import HiddenStateEncoder
+from mlsm_plugin.core.hidden_states.encoder import HiddenStateSource
 from mlsm_plugin.core.hidden_states.settings import BlockSettings
 from mlsm_plugin.core.hidden_states.sources import alignment_of, open_encoder, source_of
 from mlsm_plugin.core.sparse_coding.coder import SparseCoder
@@ -53,7 +53,7 @@ def encode_split(
     settings: CodingSettings,
     process: ProcessRank = SINGLE_PROCESS,
     output: PathLike | None = None,
-    open_model: Callable[[], HiddenStateEncoder] | None = None,
+    open_model: Callable[[], HiddenStateSource] | None = None,
 ) -> CodingFigures:
     """Write this process's shards of ``OUTPUT/<split>.codes``; ``OUTPUT`` is the dataset by default.
 
@@ -92,7 +92,7 @@ def learn_from_split(
 ) -> bool:
     """Learn a coder from the hidden states of the split ``train``; result and errors as for :func:`learn_into`."""
 
-    def open_model() -> HiddenStateEncoder:
+    def open_model() -> HiddenStateSource:
         encoder = open_encoder(auxiliary, data_bin, layer=settings.layer, device=settings.device, fp16=settings.fp16)
         check_positions(encoder, blocks.tokens_per_sample)
         return encoder

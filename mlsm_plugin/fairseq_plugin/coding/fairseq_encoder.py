@@ -11,7 +11,7 @@ from torch import Tensor
 from mlsm_plugin.core.files.atomic_files import PathLike
 from mlsm_plugin.core.files.model_files import DICTIONARY_NAME, only_checkpoint, symbols_in
 from mlsm_plugin.core.hidden_states.devices import Device, default_device, half_products, placed
-from mlsm_plugin.core.hidden_states.encoder import HiddenStateEncoder, check_layer
+from mlsm_plugin.core.hidden_states.encoder import HiddenStateSource, check_layer
 from mlsm_plugin.core.hidden_states.sources import register_fairseq
 from mlsm_plugin.core.masking.word_boundaries import added_symbols
 from mlsm_plugin.fairseq_plugin.compat import model_parts
@@ -30,11 +30,11 @@ KIND = "auxiliary checkpoint"
 
 
 @register_fairseq
-class FairseqEncoder(HiddenStateEncoder):
+class FairseqEncoder(HiddenStateSource):
     """The layers of a RoBERTa-like checkpoint (``roberta``, ``mlsm_roberta``, ...) up to ``layer``.
 
     ``name`` is a fairseq checkpoint, or a folder with one. ``data_bin`` has the ``dict.txt`` that it was trained with;
-    ``dictionary`` is made from it and has ``<mask>``. Other arguments are those of :class:`HiddenStateEncoder`.
+    ``dictionary`` is made from it and has ``<mask>``. Other arguments are those of :class:`HiddenStateSource`.
 
     Raises:
         FileNotFoundError: the checkpoint or the dictionary does not exist.
@@ -68,7 +68,7 @@ class FairseqEncoder(HiddenStateEncoder):
 
     @torch.no_grad()
     def hidden_states_of(self, tokens: Tensor, chosen: Tensor) -> Tensor:
-        """See :meth:`HiddenStateEncoder.hidden_states_of`; the last layer of ``mlsm_modern`` only computes these."""
+        """See :meth:`HiddenStateSource.hidden_states_of`; the last layer of ``mlsm_modern`` only computes these."""
         with half_products(self.device, half=self._half):
             hidden = model_parts.last_hidden_states(self._encoder, tokens.to(self.device), chosen.to(self.device))
             return hidden.float()

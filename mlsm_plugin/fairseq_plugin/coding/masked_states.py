@@ -8,7 +8,7 @@ from torch import Tensor
 
 from mlsm_plugin.core.coding.coder_fit import check_positions
 from mlsm_plugin.core.files.atomic_files import PathLike
-from mlsm_plugin.core.hidden_states.encoder import HiddenStateEncoder
+from mlsm_plugin.core.hidden_states.encoder import HiddenStateSource
 from mlsm_plugin.core.hidden_states.sources import open_encoder, source_of
 from mlsm_plugin.fairseq_plugin.data.token_blocks import load_dictionary
 
@@ -23,7 +23,7 @@ class MaskedStates:
         data_bin: folder with the ``dict.txt`` of the data.
         checkpoint: the auxiliary model, a file or a name with the prefix of a source.
         layer: hidden state of the auxiliary model; None: the last.
-        fp16: see :class:`HiddenStateEncoder`.
+        fp16: see :class:`HiddenStateSource`.
         tokens_per_sample: longest sample that is read.
 
     Raises:
@@ -45,7 +45,7 @@ class MaskedStates:
         self.layer = source_of(checkpoint).layers_of(checkpoint) if layer is None else layer
         self.tokens_per_sample = tokens_per_sample
         self._fp16 = fp16
-        self._encoder: HiddenStateEncoder | None = None
+        self._encoder: HiddenStateSource | None = None
 
     def __getstate__(self) -> dict[str, object]:
         return {name: value for name, value in self.__dict__.items() if name != "vocabulary"} | {"_encoder": None}
@@ -55,7 +55,7 @@ class MaskedStates:
         """The symbols of the data."""
         return load_dictionary(self.data_bin)
 
-    def load_encoder(self) -> HiddenStateEncoder:
+    def load_encoder(self) -> HiddenStateSource:
         """The auxiliary model, read once; it stays on the CPU until the first batch decides the device.
 
         The state of torch's random generator does not change. ValueError if model, vocabulary and length of the samples

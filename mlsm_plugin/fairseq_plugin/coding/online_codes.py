@@ -11,7 +11,7 @@ from mlsm_plugin.core.coding.coder_fit import check_width, fitting_fingerprint, 
 from mlsm_plugin.core.coding.split_coder import CodingSettings
 from mlsm_plugin.core.coding.state_codes import StateCodes
 from mlsm_plugin.core.files.atomic_files import PathLike
-from mlsm_plugin.core.hidden_states.encoder import HiddenStateEncoder
+from mlsm_plugin.core.hidden_states.encoder import HiddenStateSource
 from mlsm_plugin.core.hidden_states.settings import BlockSettings
 from mlsm_plugin.core.hidden_states.sources import alignment_of
 from mlsm_plugin.core.sparse_coding.coder import load_coder
@@ -30,7 +30,7 @@ class OnlineCodes:
         dictionary: folder of the coder, which ``mlsm dictionary`` wrote.
         layer: hidden state of the auxiliary model; None: the hidden state that the coder was learned from.
         coder_options: options of this kind of coder; options left out have their defaults.
-        fp16: see :class:`HiddenStateEncoder`.
+        fp16: see :class:`HiddenStateSource`.
         tokens_per_sample, latent_top: see :class:`CodingSettings` and its blocks.
 
     Raises:
@@ -65,7 +65,7 @@ class OnlineCodes:
         self._codes = StateCodes(self.coder, latent_top)
         self._is_checked = False
 
-    def load_encoder(self) -> HiddenStateEncoder:
+    def load_encoder(self) -> HiddenStateSource:
         """The auxiliary model; see :meth:`MaskedStates.load_encoder`.
 
         ValueError if model, dictionary, vocabulary and settings do not belong together.

@@ -15,7 +15,7 @@ import torch
 from transformers import AutoModel
 
 from mlsm_plugin.core.hidden_states.aligned_encoder import AlignedEncoder
-from mlsm_plugin.core.hidden_states.hf_encoder import HuggingFaceEncoder, LibraryEncoder
+from mlsm_plugin.core.hidden_states.hf_encoder import HuggingFaceEncoder, HuggingFaceSource
 from mlsm_plugin.core.hidden_states.sources import alignment_of, open_encoder
 from mlsm_plugin.core.text.hf_tokenizer import HuggingFaceTokenizer
 from mlsm_plugin.huggingface.aligned_sequences import write_aligned
@@ -85,7 +85,7 @@ def test_each_id_has_the_state_of_its_token(
 @pytest.mark.parametrize("name", TEACHERS)
 def test_the_own_vocabulary_has_the_same_states(name: str, models: dict[str, Path], datasets: dict[str, Path]) -> None:
     own = open_encoder(f"hf:{models[name]}", datasets[name], layer=3, device="cpu")
-    assert type(own) is HuggingFaceEncoder
+    assert type(own) is HuggingFaceSource
     assert alignment_of(f"hf:{models[name]}", datasets[name]) is None
     aligned = AlignedEncoder(f"hf:{models[name]}", datasets[name], layer=3, device="cpu")
     rows = rows_of(own.tokenizer, LINES[:2])  # the bytes of one character would all take the state of the last
@@ -121,7 +121,7 @@ def test_states_are_those_of_the_trainers_way(
     models: dict[str, Path], datasets: dict[str, Path], tmp_path: Path
 ) -> None:
     tokenizer = HuggingFaceTokenizer(models["roberta"])
-    library = LibraryEncoder(models["bert"], layer=2, device="cpu")
+    library = HuggingFaceEncoder(models["bert"], layer=2, device="cpu")
     encoder = open_encoder(f"hf:{models['bert']}", datasets["roberta"], layer=2, device="cpu")
     assert type(encoder) is AlignedEncoder
     compared = 0

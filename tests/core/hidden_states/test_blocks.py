@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from mlsm_plugin.core.hidden_states.blocks import Block, TokenBlocks, batches_of, hidden_states_of
-from mlsm_plugin.core.hidden_states.encoder import TokenVectors
+from mlsm_plugin.core.hidden_states.encoder import HiddenStateEncoder
 from mlsm_plugin.core.hidden_states.stream import HiddenStateStream
 
 PAD, BOS, SPECIAL = 0, 1, 3
@@ -41,7 +41,7 @@ class ListBlocks(TokenBlocks):
         return tokens.gt(SPECIAL)
 
 
-class Squares(TokenVectors):
+class Squares(HiddenStateEncoder):
     """A model whose hidden state is the id and its square; padding may not change it."""
 
     device, dim = torch.device("cpu"), 2

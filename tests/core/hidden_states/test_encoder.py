@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from mlsm_plugin.core.hidden_states.encoder import HiddenStateEncoder, check_layer
+from mlsm_plugin.core.hidden_states.encoder import HiddenStateSource, check_layer
 
 
-class FilesOnly(HiddenStateEncoder):
+class FilesOnly(HiddenStateSource):
     """A source that knows the files of a model."""
 
     @classmethod

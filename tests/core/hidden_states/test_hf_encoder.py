@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer
 
 from mlsm_plugin import hub
-from mlsm_plugin.core.hidden_states.hf_encoder import SUPPORTED, HuggingFaceEncoder, LibraryEncoder, load_masked_lm
+from mlsm_plugin.core.hidden_states.hf_encoder import SUPPORTED, HuggingFaceEncoder, HuggingFaceSource, load_masked_lm
 from mlsm_plugin.core.sparse_coding.dictionary import AtomDictionary
 from mlsm_plugin.core.text.hf_tokenizer import HuggingFaceTokenizer
 from mlsm_plugin.fairseq_plugin.data.token_blocks import load_dictionary, load_split
@@ -91,10 +91,10 @@ def test_hidden_states_are_the_librarys(
     tokens = torch.tensor([[to_fairseq[number] for number in row] for row in batch["input_ids"].tolist()])
     assert len(expected) == 4
     for layer, states in enumerate(expected):
-        encoder = HuggingFaceEncoder(f"hf:{folder}", tmp_path / "data", layer=layer, device="cpu")
+        encoder = HuggingFaceSource(f"hf:{folder}", tmp_path / "data", layer=layer, device="cpu")
         found = encoder.hidden_states(tokens)
         assert (encoder.num_layers, encoder.dim) == (3, 32)
-        assert HuggingFaceEncoder.width_of(f"hf:{folder}") == encoder.dim
+        assert HuggingFaceSource.width_of(f"hf:{folder}") == encoder.dim
         attended = batch["attention_mask"].bool()
         assert states[attended].std() > 0.1
         torch.testing.assert_close(found[attended], states[attended], rtol=0, atol=1e-5)
@@ -225,8 +225,8 @@ def test_layers_that_are_left_out_are_said(
     kind: str, english_text: tuple[Path, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = make_model(kind, english_text[0], tmp_path / "model", kind=AutoModelForMaskedLM)
-    LibraryEncoder(folder, layer=2)
-    LibraryEncoder(folder, layer=3)
+    HuggingFaceEncoder(folder, layer=2)
+    HuggingFaceEncoder(folder, layer=3)
     load_masked_lm(folder)
     assert "weights of layers" not in caplog.text
     content = json.loads((folder / "config.json").read_text())
@@ -235,7 +235,7 @@ def test_layers_that_are_left_out_are_said(
         content["layer_types"] = content["layer_types"][:2]
     (folder / "config.json").write_text(json.dumps(content))
     load_masked_lm(folder)
-    LibraryEncoder(folder, layer=2)
+    HuggingFaceEncoder(folder, layer=2)
     assert caplog.text.count("weights of layers that its config.json does not have, such as") == 2
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mlsm_plugin.core.hidden_states import sources
-from mlsm_plugin.core.hidden_states.hf_encoder import HuggingFaceEncoder
+from mlsm_plugin.core.hidden_states.hf_encoder import HuggingFaceEncoder, HuggingFaceSource
 from mlsm_plugin.core.hidden_states.sources import default_tokens_per_sample, open_encoder, register_source, source_of
 from mlsm_plugin.fairseq_plugin.coding.fairseq_encoder import FairseqEncoder
 from tests.tiny_models import MASKED_LM, TRAINED_TOKENS, TinyData, positions, save_untrained
@@ -27,16 +27,18 @@ class OtherEncoder(FairseqEncoder):
 
 def test_prefix_of_a_name_decides(tmp_path: Path, own_sources: dict[str, sources.Source]) -> None:
     assert source_of("model.pt") is source_of(tmp_path / "absent.pt") is FairseqEncoder
-    assert source_of("hf:some/model") is HuggingFaceEncoder
+    assert source_of("hf:some/model") is HuggingFaceSource
     assert register_source("mine:")(OtherEncoder) is OtherEncoder
     assert register_source("mine:")(OtherEncoder) is OtherEncoder  # a module that is imported again
     assert source_of("mine:model") is OtherEncoder
     assert source_of("c:/model.pt") is FairseqEncoder  # a letter alone is a drive
     with pytest.raises(ValueError, match="the prefix mine: belongs to OtherEncoder; choose another one"):
         register_source("mine:")(FairseqEncoder)
-    with pytest.raises(ValueError, match="the prefix hf: belongs to HuggingFaceEncoder"):
+    with pytest.raises(ValueError, match="the prefix hf: belongs to HuggingFaceSource"):
         register_source("hf:")(OtherEncoder)
-    assert source_of("hf:some/model") is HuggingFaceEncoder
+    with pytest.raises(ValueError, match="HuggingFaceEncoder is not a subclass of HiddenStateSource"):
+        register_source("theirs:")(HuggingFaceEncoder)  # type: ignore[type-var]
+    assert source_of("hf:some/model") is HuggingFaceSource
 
 
 @pytest.mark.parametrize(

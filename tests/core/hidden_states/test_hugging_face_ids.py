@@ -1,4 +1,4 @@
-"""The library's own ids through the first layers; ``test_hf_encoder.py`` compares every model type with the library."""
+"""Hugging Face's ids through the first layers; ``test_hf_encoder.py`` compares every model type with the library."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from transformers import AutoModel
 
 from mlsm_plugin.core.hidden_states.hf_encoder import (
     SUPPORTED,
-    LibraryEncoder,
+    HuggingFaceEncoder,
     check_vocabulary,
     positions_of,
     supported_config,
@@ -35,7 +35,7 @@ def test_hidden_states_of_ids_are_the_librarys(model_type: str, text: Path, tmp_
     with torch.no_grad():
         wanted = model(input_ids=ids, attention_mask=ids.ne(pad).long(), output_hidden_states=True).hidden_states
     for layer in (0, 2, 3):
-        encoder = LibraryEncoder(f"hf:{folder}", layer=layer, device="cpu")
+        encoder = HuggingFaceEncoder(f"hf:{folder}", layer=layer, device="cpu")
         found = encoder.hidden_states(ids)
         assert (encoder.pad, encoder.dim, encoder.num_layers) == (pad, 32, 3)
         kept = ids.ne(pad)
@@ -53,11 +53,11 @@ def test_tokenizer_is_checked_before_the_weights_are_read(text: Path, tmp_path: 
     folder = make_model("bert", text, tmp_path / "model")
     (folder / "model.safetensors").write_bytes(b"damaged")
     with pytest.raises(ValueError, match="cannot be read"):
-        LibraryEncoder(folder, layer=1, device="cpu")
+        HuggingFaceEncoder(folder, layer=1, device="cpu")
     with pytest.raises(ValueError, match="--layer 4 is out of range"):
-        LibraryEncoder(folder, layer=4, device="cpu")
+        HuggingFaceEncoder(folder, layer=4, device="cpu")
     larger = make_tokenizer("byte_level", text, tmp_path / "other")
     larger.add_tokens([f"word{number}" for number in range(9)])
     larger.save_pretrained(tmp_path / "other")
     with pytest.raises(ValueError, match="the tokenizer's ids need 609 embeddings, the model has 600"):
-        LibraryEncoder(folder, layer=1, tokenizer=HuggingFaceTokenizer(tmp_path / "other"), device="cpu")
+        HuggingFaceEncoder(folder, layer=1, tokenizer=HuggingFaceTokenizer(tmp_path / "other"), device="cpu")
