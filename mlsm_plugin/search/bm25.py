@@ -31,7 +31,7 @@ class Weighting:
 
 
 OF_WORDS = Weighting(1.5, 0.75)  # the usual values
-OF_CODES = Weighting(4.0, 1.0)  # chosen on film reviews; see docs/search.md
+OF_CODES = Weighting(4.0, 1.0)  # chosen on film reviews; see docs/research/search.md
 
 
 class TermScores:
