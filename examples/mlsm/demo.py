@@ -20,6 +20,7 @@ from pathlib import Path
 
 from mlsm_plugin.cli.next_commands import BLOCKS
 from mlsm_plugin.core.files.output_lock import run_child
+from mlsm_plugin.core.files.progress import shown_by_another_process
 from mlsm_plugin.core.files.step_record import Step, StepRecord
 from mlsm_plugin.fairseq_plugin.pipelines.training_recipe import SMALL_MODEL, TrainingPlan, training_words
 
@@ -99,7 +100,8 @@ def run(command: Sequence[str]) -> None:
     spoken = {"mlsm_plugin.cli.main": "mlsm", "fairseq_cli.train": "fairseq-train"}
     shown = [spoken[command[2]], *command[3:]] if command[1] == "-m" else ["python", *command[1:]]
     print(f"\n$ {shlex.join(shown)}", flush=True)
-    status = run_child(command)
+    with shown_by_another_process():
+        status = run_child(command)
     if status != 0:
         raise subprocess.CalledProcessError(status, command)
 

@@ -11,8 +11,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from mlsm_plugin.core.files.progress import shown_by_another_process
-
 PathLike = str | os.PathLike[str]  # here, since atomic_files imports numpy
 SECONDS_TO_WAIT = 3.0  # for a process that has just been killed
 _held: dict[Path, int] = {}
@@ -107,8 +105,8 @@ def start_child(command: Sequence[str], **options: Any) -> subprocess.Popen[Any]
 
 
 def run_child(command: Sequence[str]) -> int:
-    """Run a command that imports this package and shows its progress, and wait for it; returns its exit status."""
-    with shown_by_another_process(), start_child(command) as process:
+    """Run a command that imports this package, and wait for it; returns its exit status."""
+    with start_child(command) as process:
         return process.wait()
 
 

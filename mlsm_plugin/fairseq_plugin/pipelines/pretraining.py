@@ -13,6 +13,7 @@ from mlsm_plugin.core.files.atomic_files import PathLike, link_file
 from mlsm_plugin.core.files.model_files import copy_tokenizer
 from mlsm_plugin.core.files.output_lock import only_writer, run_child
 from mlsm_plugin.core.files.process_rank import ProcessRank
+from mlsm_plugin.core.files.progress import shown_by_another_process
 from mlsm_plugin.core.files.step_record import RECORD, StepRecord
 from mlsm_plugin.core.hidden_states.settings import BlockSettings
 from mlsm_plugin.core.optimizers.muon import BLOCK_ROWS, UPDATES_IN_BLOCKS
@@ -240,7 +241,8 @@ def train_until(
     command += default_flags(max_update, arch, flags, optimizer=optimizer, run=last)
     command += _without_restart(flags, last)
     command += [*part, "--max-update", str(goal)]
-    status = run_child(command)
+    with shown_by_another_process():
+        status = run_child(command)
     if status != 0:
         raise ValueError(f"fairseq-train stopped with exit status {status}; its own message is above")
 
