@@ -112,7 +112,7 @@ def _has_no_size() -> bool:
 
 def _write_lines(bar: weakref.ref[Progress], over: threading.Event) -> None:
     while not over.wait(SECONDS_BETWEEN_LINES) and (current := bar()) is not None:
-        print(current, file=sys.stderr, flush=True)
+        _write_line(str(current))
         del current
 
 
@@ -125,4 +125,10 @@ def _write_that_it_runs(what: str, over: threading.Event, start: float) -> None:
     while not over.wait(SECONDS_BETWEEN_LINES):
         if not len(_shown):
             elapsed = tqdm.format_interval(time.monotonic() - start)
-            print(f"{what}: {elapsed} so far", file=sys.stderr, flush=True)
+            _write_line(f"{what}: {elapsed} so far")
+
+
+def _write_line(text: str) -> None:
+    """Write a line at once, since print would let another thread write before its end."""
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
