@@ -85,7 +85,7 @@ def read_lines(path: PathLike, report: Callable[[int], object] | None = None) ->
     damaged, lines end in carriage returns or are JSON, the file is named as a table, begins like HTML or another kind
     of ``OTHER_KINDS``, or has only blank lines; OSError if it cannot be read.
     """
-    if any(suffix.lower() in TABLE_ENDINGS for suffix in Path(path).suffixes):
+    if _without_endings(path, COMPRESSED_ENDINGS).suffix.lower() in TABLE_ENDINGS:
         raise ValueError(
             f"{path} is a table, whose header and other columns would be read as text; take the column of text out of "
             "it (mlsm adapt does this with --column), or rename the file if it is plain text"
@@ -139,10 +139,14 @@ def is_json_lines(path: PathLike) -> bool:
 
 def name_without_endings(path: PathLike) -> str:
     """The name of a file of JSON lines without the endings for JSON lines and for compression."""
+    return _without_endings(path, (*JSON_ENDINGS, *COMPRESSED_ENDINGS)).name
+
+
+def _without_endings(path: PathLike, endings: Sequence[str]) -> Path:
     path = Path(path)
-    while path.suffix.lower() in (*JSON_ENDINGS, *COMPRESSED_ENDINGS):
+    while path.suffix.lower() in endings:
         path = path.with_suffix("")
-    return path.name
+    return path
 
 
 def json_objects(path: PathLike) -> Iterator[tuple[int, JsonObject]]:

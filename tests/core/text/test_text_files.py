@@ -125,6 +125,8 @@ def test_tables_are_not_text(tmp_path, name):
     for read in (read_lines, lambda path: [check_text_files([path])]):
         with pytest.raises(ValueError, match=r"is a table, .*; take the column of text out of it"):
             list(read(tmp_path / name))
+    (tmp_path / "a.csv.txt").write_text("a,b\n", encoding="utf-8")
+    assert list(read_lines(tmp_path / "a.csv.txt")) == ["a,b"]
 
 
 @pytest.mark.parametrize(
