@@ -604,6 +604,8 @@ def test_the_model_is_pushed_once(start: Path, tmp_path: Path) -> None:
         files = {file.name: file.read_bytes() for file in (tmp_path / "out" / "model").iterdir()}
         assert there.branches["main"] == files
         assert mlsm_with_hub(endpoint, *command)[-1] == "main: up to date"
+        there.branches["main"].pop("config.json")
+        assert mlsm_with_hub(endpoint, *command)[-1] == "main: pushed"
 
 
 def test_low_rank_updates_are_merged(start: Path, tmp_path: Path, capsys: Capture) -> None:

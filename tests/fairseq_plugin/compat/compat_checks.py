@@ -139,6 +139,11 @@ def instead(owner: Any, attribute: str, other: Any, patch: pytest.MonkeyPatch) -
     patch.setattr(owner, attribute, other)
 
 
+def always_true(owner: type, attribute: str, patch: pytest.MonkeyPatch) -> None:
+    """As if an attribute of all instances of ``owner`` were true, whatever it is set to."""
+    patch.setattr(owner, attribute, property(lambda self: True, lambda self, value: None), raising=False)
+
+
 def refusal(function: Callable[..., Any], *args: Any) -> str:
     """What a function says of its arguments, which it must refuse."""
     try:
@@ -1118,32 +1123,28 @@ def _consumer() -> None:
     assert list(iterators.BufferedIterator(2, [1, 2, 3])) == [1, 2, 3]
 
 
+def batch_iterator() -> iterators.EpochBatchIterator:
+    """What a task of fairseq makes of a dataset, with a process that loads."""
+    task = FairseqTask(SimpleNamespace(reuse_dataloader=False))
+    return task.get_batch_iterator(Thirteen(), max_sentences=1, num_workers=1)
+
+
 @compat_check(
     "version_shims",
     "FairseqTask.get_batch_iterator, which reads reuse_dataloader of the task's options",
-    lambda patch: patch.setattr(
-        iterators.EpochBatchIterator, "reuse_dataloader", property(lambda self: True, lambda self, value: None),
-        raising=False,
-    ),
-)  # fmt: skip
+    partial(always_true, iterators.EpochBatchIterator, "reuse_dataloader"),
+)
 def _loader_processes() -> None:
-    task = FairseqTask(SimpleNamespace(reuse_dataloader=False))
-    iterator = task.get_batch_iterator(Thirteen(), max_sentences=1)
-    assert not getattr(iterator, "reuse_dataloader", False)
+    assert not getattr(batch_iterator(), "reuse_dataloader", False)
 
 
 @compat_check(
     "version_shims",
     "EpochBatchIterator.__init__, which sets persistent_workers",
-    lambda patch: patch.setattr(
-        iterators.EpochBatchIterator, "persistent_workers", property(lambda self: True, lambda self, value: None),
-        raising=False,
-    ),
-)  # fmt: skip
+    partial(always_true, iterators.EpochBatchIterator, "persistent_workers"),
+)
 def _workers_of_a_loader() -> None:
-    task = FairseqTask(SimpleNamespace(reuse_dataloader=False))
-    iterator = task.get_batch_iterator(Thirteen(), max_sentences=1, num_workers=1)
-    assert not iterator.persistent_workers
+    assert not batch_iterator().persistent_workers
 
 
 @compat_check(
