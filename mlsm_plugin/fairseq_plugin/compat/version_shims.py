@@ -142,7 +142,8 @@ def _stop_loading_before_exit() -> None:
         def run(self) -> None:
             super().run()
             if self.count == self._max_len:
-                next(self._source, None)  # asked for one batch more, a loader of torch ends its workers
+                for _ in self._source:  # at its end, which is later with --skip-remainder-batch, it ends its workers
+                    pass
 
     def wait_for_consumers(seconds: float = 10.0) -> None:
         exiting.set()
@@ -162,7 +163,8 @@ def _end_workers_with_their_loader() -> None:
     """Let the workers of a loader end with its last batch, unless the next epoch uses the same loader.
 
     fairseq keeps them for another epoch, but mostly makes a new loader. Each validation then waited five seconds for
-    the workers of an earlier one, until torch killed them.
+    the workers of an earlier one, until torch killed them. Only the thread of a buffer reads a loader to its end, so a
+    loader with workers has a buffer of one batch or more.
     """
     original = iterators.EpochBatchIterator.__init__
     if getattr(original, "ends_workers", False):
@@ -172,6 +174,8 @@ def _end_workers_with_their_loader() -> None:
     def init(self: iterators.EpochBatchIterator, *args: object, **options: object) -> None:
         original(self, *args, **options)
         self.persistent_workers = self.persistent_workers and self.reuse_dataloader
+        if self.num_workers > 0:
+            self.buffer_size = max(1, self.buffer_size)
 
     init.ends_workers = True  # type: ignore[attr-defined]
     iterators.EpochBatchIterator.__init__ = init

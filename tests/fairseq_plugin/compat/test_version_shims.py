@@ -113,12 +113,21 @@ def test_blocks_of_sentences_work_on_this_numpy():
     assert token_block_dataset.np.int64 is np.int64
 
 
-def test_the_worker_of_a_loader_ends_with_the_last_batch():
+@pytest.mark.parametrize("buffer_size", [10, 0])
+@pytest.mark.parametrize("skips_remainder", [False, True])
+def test_the_worker_of_a_loader_ends_with_the_last_batch(buffer_size, skips_remainder):
     sentences = ListDataset([torch.tensor([5, 6, 2])] * 4, [3] * 4)
     before = set(multiprocessing.active_children())
-    loader = EpochBatchIterator(sentences, torch.stack, [[0, 1], [2, 3]], num_workers=1, buffer_size=10)
+    loader = EpochBatchIterator(
+        sentences,
+        torch.stack,
+        [[0, 1], [2, 3]],
+        num_workers=1,
+        buffer_size=buffer_size,
+        skip_remainder_batch=skips_remainder,
+    )
     batches = loader.next_epoch_itr(shuffle=False)
-    assert len(list(batches)) == 2
+    assert len(list(batches)) == (1 if skips_remainder else 2)
     deadline = time.monotonic() + 60
     while set(multiprocessing.active_children()) - before:
         assert time.monotonic() < deadline
