@@ -185,9 +185,10 @@ def failing_mlsm(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
     """Run an ``mlsm`` command that must fail; returns its one line of standard error."""
     capsys.readouterr()
     status = main([str(argument) for argument in arguments])
-    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("mlsm: error: ")]
+    stderr = capsys.readouterr().err
+    lines = [line for line in stderr.splitlines() if line.startswith("mlsm: error: ")]
     assert status == 1
-    assert len(lines) == 1
+    assert len(lines) == 1, stderr
     return lines[0]
 
 

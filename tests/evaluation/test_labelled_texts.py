@@ -117,6 +117,8 @@ def test_files_have_the_labels_and_columns_of_the_first(tmp_path: Path) -> None:
     check_same_kind(of("train", "0.5"), [of("valid", "0.7")], regression=True)
     with pytest.raises(ValueError, match=r"train has only one label \(a\)"):
         check_same_kind(of("train", "a", "a"), [], regression=False)
+    with pytest.raises(ValueError, match="train: no two texts have the same label; a line is the label, a tab and"):
+        check_same_kind(of("train", "a", "b", "c"), [], regression=False, allow_single=True)
     with pytest.raises(ValueError, match="valid has labels that train lacks: c, d"):
         check_same_kind(train, [of("valid", "d", "a", "c")], regression=False)
     for regression in (False, True):

@@ -142,7 +142,8 @@ def _stop_loading_before_exit() -> None:
         def run(self) -> None:
             super().run()
             if self.count == self._max_len:
-                for _ in self._source:  # at its end, which is later with --skip-remainder-batch, it ends its workers
+                # at its end, a batch later with --skip-remainder-batch, a loader of torch ends its workers
+                for _ in itertools.islice(self._source, 2):
                     pass
 
     def wait_for_consumers(seconds: float = 10.0) -> None:
