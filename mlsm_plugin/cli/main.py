@@ -104,10 +104,10 @@ def main(argv: list[str] | None = None) -> int:
         if os.environ.get("MLSM_TRACEBACK"):
             raise
         advice = "; `mlsm doctor` lists what is missing" if isinstance(error, ImportError) else ""
-        print(f"mlsm: error: {_one_line(error)}{advice}", file=sys.stderr)
+        _print_last_line(f"mlsm: error: {_one_line(error)}{advice}")
         return 1
     except KeyboardInterrupt:
-        print("mlsm: interrupted; run the same command again to resume", file=sys.stderr)
+        _print_last_line("mlsm: interrupted; run the same command again to resume")
         return 130
 
 
@@ -149,6 +149,13 @@ def _similar(command: str) -> str:
 def _check_fairseq() -> None:
     if problem := installation.fairseq_problem():
         raise ValueError(problem)
+
+
+def _print_last_line(text: str) -> None:
+    from mlsm_plugin.core.files.progress import close_bars  # tqdm would make --help slower
+
+    close_bars()
+    print(text, file=sys.stderr)
 
 
 def _one_line(error: Exception) -> str:

@@ -185,6 +185,7 @@ class TextClassifier:
             report_to=[],
         )
         check_one_process(arguments)
+        arguments.dataloader_pin_memory = arguments.device.type == "cuda"  # elsewhere torch warns of it
         return arguments
 
     def _collator(self) -> Callable[..., Any]:

@@ -164,6 +164,7 @@ class TrainingSettings:
             except RuntimeError as error:
                 raise ValueError(f"report_to names what is not installed: {first_line(error)}") from None
         check_gpus(arguments)
+        arguments.dataloader_pin_memory = arguments.device.type == "cuda"  # elsewhere torch warns of it
         return arguments
 
     def optimizer_of(self, model: nn.Module) -> MuonAdamW | None:

@@ -16,6 +16,7 @@ SECONDS_BETWEEN_LINES = 20.0
 SECONDS_BETWEEN_TIMES = 1.0  # of :func:`elapsed_time` on a terminal
 USUAL_COLUMNS = 80  # of a terminal that does not tell its size
 USUAL_ROWS = 24
+NOTEBOOK_STREAM = "ipykernel.iostream"  # the module of stderr in a notebook
 LINE = "{desc}: {n_fmt} {unit}, {elapsed} so far"
 ELAPSED = "{desc}: {elapsed} so far"
 LINE_WITH_TOTAL = "{desc}: {percentage:.0f}%, {n_fmt}/{total_fmt} {unit}, {elapsed} so far, {remaining} left"
@@ -31,7 +32,7 @@ class Progress(tqdm):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         self._over = threading.Event()
         options = {"smoothing": 0.0, **options}
-        lines = not (sys.stderr.isatty() or "ipykernel" in sys.modules)
+        lines = not (sys.stderr.isatty() or type(sys.stderr).__module__ == NOTEBOOK_STREAM)
         if lines:
             options = {"file": _Nowhere(), "desc": "progress", **options}
         elif _has_no_size():
@@ -64,6 +65,13 @@ class _OtherProcess:
 
 # the bars that are not closed, and processes that have their own
 _shown: weakref.WeakSet[Progress | _OtherProcess] = weakref.WeakSet()
+
+
+def close_bars() -> None:
+    """End the bars that an error left open, so that its message has a line of its own."""
+    bars = [bar for bar in _shown if isinstance(bar, Progress)]
+    for bar in sorted(bars, key=lambda bar: abs(bar.pos), reverse=True):  # the lowest on the screen first
+        bar.close()
 
 
 @contextmanager

@@ -9,13 +9,14 @@ import struct
 import sys
 import termios
 import time
+import types
 from collections.abc import Callable, Iterator
 from io import StringIO
 
 import pytest
 
 from mlsm_plugin.core.files import progress
-from mlsm_plugin.core.files.progress import Progress, elapsed_time, shown_by_another_process, still_running
+from mlsm_plugin.core.files.progress import Progress, close_bars, elapsed_time, shown_by_another_process, still_running
 
 INTERVAL = 0.05
 
@@ -90,6 +91,25 @@ def test_a_terminal_has_the_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     shown = sys.stderr.getvalue()  # type: ignore[attr-defined]
     assert "\rcoding: 100%|" in shown
     assert "so far" not in shown
+
+
+def test_bars_that_an_error_left_open_end_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    bar = Progress(total=4, desc="coding", file=terminal)
+    assert not terminal.getvalue().endswith("\n")
+    close_bars()
+    assert terminal.getvalue().endswith("\n")
+    assert bar.disable
+
+
+def test_a_log_has_lines_also_where_the_packages_of_notebooks_are_imported(
+    log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ipykernel", types.ModuleType("ipykernel"))
+    with Progress(total=4, desc="coding"):
+        wait_for(lambda: "coding: 0%, 0/4" in log.getvalue())
+    assert "\r" not in log.getvalue()
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(0, 0), (30, 60)])
