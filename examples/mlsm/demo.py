@@ -37,7 +37,7 @@ def main() -> int:
     parser.add_argument("--corpus", help="your own text: one sentence per line, blank lines between documents")
     parser.add_argument("--updates", type=int, default=600, help="updates of the MLSM model (default: 600)")
     parser.add_argument(
-        "--auxiliary-updates", type=int, default=1200, help="updates of the auxiliary model (default: 1200)"
+        "--auxiliary-updates", type=int, default=600, help="updates of the auxiliary model (default: 600)"
     )
     args = parser.parse_args()
     start = time.perf_counter()

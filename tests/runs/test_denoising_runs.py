@@ -21,6 +21,7 @@ from tests.runs.training_runs import (
     assert_fp16_starts_alike,
     assert_loaders_change_nothing,
     assert_same_updates,
+    save_dir_of,
     text_of,
     train_on_two_ranks,
     two_at_a_time,
@@ -40,17 +41,17 @@ def runs(pipeline: Pipeline, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     root = tmp_path_factory.mktemp("denoising")
     short = ("--max-update", 4, "--no-save")
     smoothed = ("--criterion", "label_smoothed_cross_entropy", "--label-smoothing", 0.1)
-    flags: dict[str, tuple[object, ...]] = {
-        "trained": (root / "model", "--max-update", 4),
-        "two loaders": (root, *short, "--num-workers", 2),
-        "fp16": (root, *short, "--memory-efficient-fp16"),
-        "rotated words": (root, *short, "--rotate", "--closing-sentinel", "--mask-whole-words", *smoothed),
-        "sentences": (root, *short, "--sample-break-mode", "eos"),
-        "whole": (root, "--max-update", 6, "--no-save", "--disable-validation"),
-        "longer": (root, "--max-update", 50, "--lr", "5e-3", "--no-save", "--disable-validation"),
+    train = partial(fairseq_train, pipeline.data_bin, root, *TINY, *NO_DROPOUT, task="span_denoising")
+    unsaved = partial(train, *short)
+    calls = {
+        "trained": partial(train, "--save-dir", root / "model", "--max-update", 4),
+        "two loaders": partial(unsaved, "--num-workers", 2),
+        "fp16": partial(unsaved, "--memory-efficient-fp16"),
+        "rotated words": partial(unsaved, "--rotate", "--closing-sentinel", "--mask-whole-words", *smoothed),
+        "sentences": partial(unsaved, "--sample-break-mode", "eos"),
+        "whole": partial(train, "--max-update", 6, "--no-save", "--disable-validation"),
+        "longer": partial(train, "--max-update", 50, "--lr", "5e-3", "--no-save", "--disable-validation"),
     }
-    train = partial(fairseq_train, pipeline.data_bin, task="span_denoising")
-    calls = {name: partial(train, *words[:1], *TINY, *NO_DROPOUT, *words[1:]) for name, words in flags.items()}
     with two_at_a_time(calls) as started:
         yield started
 
@@ -114,8 +115,7 @@ def test_texts_of_one_token_are_left_out_and_counted_and_long_ones_cut(pipeline:
 def test_checkpoint_with_another_number_of_sentinels_is_refused(
     runs: dict[str, Future[Run]], pipeline: Pipeline, tmp_path: Path
 ) -> None:
-    command = runs["trained"].result().args
-    model = Path(command[command.index("--save-dir") + 1])
+    model = save_dir_of(runs["trained"].result())
     words = (pipeline.data_bin, tmp_path, *TINY, "--finetune-from-model", model / "checkpoint_last.pt", "--no-save")
     failed = fairseq_train(*words, "--sentinels", 20, task="span_denoising", check=False)
     assert failed.returncode == 1

@@ -19,6 +19,7 @@ from tests.runs.training_runs import (
     Run,
     assert_same_updates,
     fine_tuned,
+    save_dir_of,
     text_of,
     train_on_two_ranks,
     two_at_a_time,
@@ -40,31 +41,26 @@ def runs(pipeline: Pipeline, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     """Runs that do not depend on each other, two at a time; a test waits for those that it looks at."""
     root = tmp_path_factory.mktemp("modern")
     mlsm_and_mlm = ("--mlm-weight", 1, "--max-update", 12)
-    flags: dict[str, tuple[str, tuple[object, ...]]] = {
-        "mlsm": ("masked_latent_semantic", (root / "mlsm", *mlsm_and_mlm, *BF16)),
-        "mlsm in float32": ("masked_latent_semantic", (root, *mlsm_and_mlm, "--no-save")),
-        "latent only": ("masked_latent_semantic", (root, "--max-update", 4, "--no-save", *BF16)),
-        "plain": ("plain_masked_lm", (root / "plain", *PLAIN, "--max-update", 6, *BF16)),
-        "plain in float32": ("plain_masked_lm", (root, *PLAIN, "--max-update", 6, "--no-save")),
-        "taco": ("taco", (root / "taco", "--max-update", 4, *BF16)),
-        "npm": ("nonparametric_masked_lm", (root / "npm", *NPM, "--max-update", 4, *BF16)),
-    }
-    flags |= {
-        f"deberta: {name}": (task, (root / f"deberta-{name}", *words[1:], *DEBERTA))
-        for name, (task, words) in flags.items()
-        if name in ("mlsm", "plain", "taco", "npm")
-    }
+    train = partial(fairseq_train, pipeline.data_bin, root, *MODERN)
+    plain = partial(train, *PLAIN, "--max-update", 6, task="plain_masked_lm")
+    npm = partial(train, *NPM, "--max-update", 4, task="nonparametric_masked_lm")
     calls = {
-        name: partial(fairseq_train, pipeline.data_bin, words[0], *MODERN, *words[1:], task=task)
-        for name, (task, words) in flags.items()
+        "mlsm": partial(train, *mlsm_and_mlm, *BF16, "--save-dir", root / "mlsm"),
+        "mlsm in float32": partial(train, *mlsm_and_mlm, "--no-save"),
+        "latent only": partial(train, "--max-update", 4, "--no-save", *BF16),
+        "plain": partial(plain, *BF16, "--save-dir", root / "plain"),
+        "plain in float32": partial(plain, "--no-save"),
+        "taco": partial(train, "--max-update", 4, *BF16, "--save-dir", root / "taco", task="taco"),
+        "npm": partial(npm, *BF16, "--save-dir", root / "npm"),
     }
+    for name in ("mlsm", "plain", "taco", "npm"):
+        calls[f"deberta: {name}"] = partial(calls[name], *DEBERTA, "--save-dir", root / f"deberta-{name}")
     with two_at_a_time(calls) as started:
         yield started
 
 
 def model_of(runs: dict[str, Future[Run]], name: str) -> Path:
-    command = runs[name].result().args
-    return Path(command[command.index("--save-dir") + 1])
+    return save_dir_of(runs[name].result())
 
 
 def test_a_log_has_no_warnings_that_its_reader_cannot_heed(runs: dict[str, Future[Run]]) -> None:

@@ -22,6 +22,7 @@ from tests.runs.training_runs import (
     assert_loaders_change_nothing,
     assert_same_updates,
     fine_tuned,
+    save_dir_of,
     text_of,
     train_on_two_ranks,
     two_at_a_time,
@@ -44,21 +45,21 @@ METRICS = (
 def runs(pipeline: Pipeline, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Future[Run]]]:
     """Runs that do not depend on each other, two at a time; a test waits for those that it looks at."""
     root = tmp_path_factory.mktemp("npm")
-    unsaved = ("--max-update", 4, "--no-save")
-    short = (*unsaved, "--disable-validation")
-    flags: dict[str, tuple[object, ...]] = {
-        "trained": (root / "model", "--max-update", 4, "--max-positions", 64),
-        "two loaders": (root, *unsaved, "--num-workers", 2, "--max-positions", 64),
-        "fp16": (root, *unsaved, "--memory-efficient-fp16", "--max-positions", 64),
-        "single": (root / "single", "--max-update", 4, "--span-mode", "single", "--disable-validation"),
-        "shared": (root, *short, "--span-mask-symbols", "shared", "--similarity", "l2"),
-        "masked context": (root, *short, "--context-masking-ratio", 1, "--group-by", "random"),
-        "warm": (root, *short, "--finetune-from-model", pipeline.auxiliary, "--max-positions", 64),
-        "whole": (root, "--max-update", 6, "--no-save", "--disable-validation"),
-        "longer": (root, "--max-update", 60, "--lr", "5e-3", "--no-save", "--disable-validation"),
+    train = partial(
+        fairseq_train, pipeline.data_bin, root, *GROUPS, *NO_DROPOUT, "--max-update", 4, task="nonparametric_masked_lm"
+    )
+    short = partial(train, "--no-save", "--disable-validation")
+    calls = {
+        "trained": partial(train, "--save-dir", root / "model", "--max-positions", 64),
+        "two loaders": partial(train, "--no-save", "--num-workers", 2, "--max-positions", 64),
+        "fp16": partial(train, "--no-save", "--memory-efficient-fp16", "--max-positions", 64),
+        "single": partial(train, "--save-dir", root / "single", "--span-mode", "single", "--disable-validation"),
+        "shared": partial(short, "--span-mask-symbols", "shared", "--similarity", "l2"),
+        "masked context": partial(short, "--context-masking-ratio", 1, "--group-by", "random"),
+        "warm": partial(short, "--finetune-from-model", pipeline.auxiliary, "--max-positions", 64),
+        "whole": partial(short, "--max-update", 6),
+        "longer": partial(short, "--max-update", 60, "--lr", "5e-3"),
     }
-    train = partial(fairseq_train, pipeline.data_bin, task="nonparametric_masked_lm")
-    calls = {name: partial(train, *words[:1], *GROUPS, *NO_DROPOUT, *words[1:]) for name, words in flags.items()}
     with two_at_a_time(calls) as started:
         yield started
 
@@ -170,10 +171,10 @@ def test_rank_without_a_batch_and_ranks_that_share_nothing(pipeline: Pipeline, t
 def test_loaded_model_fills_masks_with_phrases_and_is_fine_tuned(
     runs: dict[str, Future[Run]], pipeline: Pipeline, tmp_path: Path
 ) -> None:
-    command = runs["trained"].result().args
-    model = hub.from_pretrained(Path(command[command.index("--save-dir") + 1]))
+    folder = save_dir_of(runs["trained"].result())
+    model = hub.from_pretrained(folder)
     assert model.extract_features(model.encode("The statement.")).size(-1) == 32
-    moved = shutil.copytree(command[command.index("--save-dir") + 1], tmp_path / "elsewhere")
+    moved = shutil.copytree(folder, tmp_path / "elsewhere")
     output, classifier = fine_tuned(moved / "checkpoint_last.pt", pipeline, tmp_path)
     assert "sentence_classification_head" in "".join(classifier.model.classification_heads)
     assert "the checkpoint's <mask_s> and <mask_e> are not used by this task and are left out" in output

@@ -22,6 +22,7 @@ from tests.runs.training_runs import (
     assert_same_updates,
     dataset_of,
     fine_tuned,
+    save_dir_of,
     text_of,
     train_on_two_ranks,
     two_at_a_time,
@@ -41,27 +42,22 @@ def runs(pipeline: Pipeline, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     """Runs that do not depend on each other, two at a time; a test waits for those that it looks at."""
     root = tmp_path_factory.mktemp("taco")
     own_data = shutil.copytree(pipeline.data_bin, root / "data-bin", ignore=shutil.ignore_patterns("*.codes"))
-    data, unsaved = pipeline.data_bin, ("--max-update", 4, "--no-save")
     # fairseq drops what is longer than a sample, so that samples must not end with sentences
     compared = ("--sample-break-mode", "none", "--update-freq", 2, "--validate-interval-updates", 3, "--dropout", 0.2)
-    auxiliary = ("--arch", "mlsm_roberta_tiny", "--finetune-from-model", pipeline.auxiliary)
-    flags: dict[str, tuple[object, ...]] = {
-        "trained": (own_data, root / "model", "--max-update", 4),
-        "two loaders": (data, root, *unsaved, "--num-workers", 2),
-        "fp16": (data, root, *unsaved, "--memory-efficient-fp16"),
-        "weight 2": (data, root, *unsaved, "--contrastive-weight", 2, "--contrastive-anchors", "masked"),
-        "warm": (data, root, *unsaved, *auxiliary),
-        "unused": (data, root, *unsaved, *compared, "--contrastive-weight", 0),
-        "plain": (data, root, *unsaved, *compared),
-        "whole": (data, root, "--max-update", 6, "--no-save"),
-        "longer": (data, root, "--max-update", 60, "--lr", "5e-3", "--no-save", "--disable-validation"),
-    }
+    train = partial(fairseq_train, pipeline.data_bin, root, "--arch", "taco_small", "--no-save", task="taco")
+    short = partial(train, "--max-update", 4)
     calls = {
-        name: partial(
-            *(fairseq_train, *words[:2], "--arch", "taco_small", *words[2:]),
-            task="plain_masked_lm" if name == "plain" else "taco",
-        )
-        for name, words in flags.items()
+        "trained": partial(
+            fairseq_train, own_data, root / "model", "--arch", "taco_small", "--max-update", 4, task="taco"
+        ),
+        "two loaders": partial(short, "--num-workers", 2),
+        "fp16": partial(short, "--memory-efficient-fp16"),
+        "weight 2": partial(short, "--contrastive-weight", 2, "--contrastive-anchors", "masked"),
+        "warm": partial(short, "--arch", "mlsm_roberta_tiny", "--finetune-from-model", pipeline.auxiliary),
+        "unused": partial(short, *compared, "--contrastive-weight", 0),
+        "plain": partial(short, *compared, task="plain_masked_lm"),
+        "whole": partial(train, "--max-update", 6),
+        "longer": partial(train, "--max-update", 60, "--lr", "5e-3", "--disable-validation"),
     }
     with two_at_a_time(calls) as started:
         yield started
@@ -155,9 +151,9 @@ def test_ranks_with_one_sequence_each_and_a_rank_without_share_their_negatives(
 def test_loaded_model_fills_masks_has_no_latent_properties_and_is_fine_tuned(
     runs: dict[str, Future[Run]], pipeline: Pipeline, tmp_path: Path
 ) -> None:
-    command = runs["trained"].result().args
-    shutil.rmtree(dataset_of(command))  # the dataset
-    moved = shutil.copytree(command[command.index("--save-dir") + 1], tmp_path / "elsewhere")
+    run = runs["trained"].result()
+    shutil.rmtree(dataset_of(run))
+    moved = shutil.copytree(save_dir_of(run), tmp_path / "elsewhere")
     model = hub.from_pretrained(moved)
     assert model.num_atoms == 0
     filled = model.fill_mask("The <mask> is executed.", topk=3)

@@ -25,6 +25,7 @@ from tests.runs.training_runs import (
     command_of,
     dataset_of,
     fine_tuned,
+    save_dir_of,
     text_of,
     train_on_two_ranks,
     train_until_killed,
@@ -44,32 +45,28 @@ def runs(pipeline: Pipeline, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     second = second_data_folder(pipeline, root / "second")
     accumulated = ("--update-freq", 2, "--dropout", 0.2, "--attention-dropout", 0.2)
     # fairseq drops what is longer than a sample, so that samples must not end with sentences
-    compared = ("--sample-break-mode", "none", "--max-update", 8, "--validate-interval-updates", 3, "--no-save")
+    compared = ("--sample-break-mode", "none", "--max-update", 8, "--validate-interval-updates", 3)
     mlm_only = ("--latent-weight", 0, "--mlm-weight", 1)
     both = ("--mlm-weight", 1, "--max-update", 4)
-    loading = ("--max-update", 1, "--batch-size", 64, "--data-buffer-size", 100, "--disable-validation", "--no-save")
-    flags: dict[str, tuple[object, ...]] = {
-        "trained": (own_data, root / "model", *both),
-        "two loaders": (pipeline.data_bin, root, *both, "--no-save", "--num-workers", 2),
-        "fp16": (pipeline.data_bin, root, *both, "--no-save", "--memory-efficient-fp16"),
-        "warm": (pipeline.data_bin, root / "warm", *both, "--no-save", "--finetune-from-model", pipeline.auxiliary),
-        "argmax": (
-            *(pipeline.data_bin, root, "--latent-target", "argmax", "--latent-weight", 0.5, "--mlm-weight", 2),
-            *("--max-update", 3, "--no-save"),
-        ),
-        "two folders": (f"{pipeline.data_bin}:{second}", root, "--max-epoch", 3, "--batch-size", 200, "--no-save"),
-        "mlm only": (pipeline.data_bin, root, *compared, *mlm_only),
-        "mlm only, accumulated": (pipeline.data_bin, root, *compared, *mlm_only, *accumulated),
-        "plain": (pipeline.data_bin, root, *compared),
-        "plain, accumulated": (pipeline.data_bin, root, *compared, *accumulated),
-        "ends while loading": (pipeline.data_bin, root, *loading),
-        "ends while loading, again": (pipeline.data_bin, root, *loading),
-    }
+    loading = ("--max-update", 1, "--batch-size", 64, "--data-buffer-size", 100, "--disable-validation")
+    train = partial(fairseq_train, pipeline.data_bin, root, "--no-save")
+    plain = partial(train, *compared, task="plain_masked_lm")
+    two_folders = f"{pipeline.data_bin}:{second}"
     calls = {
-        name: partial(
-            fairseq_train, *words, task="plain_masked_lm" if name.startswith("plain") else "masked_latent_semantic"
-        )
-        for name, words in flags.items()
+        "trained": partial(fairseq_train, own_data, root / "model", *both),
+        "two loaders": partial(train, *both, "--num-workers", 2),
+        "fp16": partial(train, *both, "--memory-efficient-fp16"),
+        "warm": partial(train, *both, "--finetune-from-model", pipeline.auxiliary),
+        "argmax": partial(
+            *(train, "--latent-target", "argmax", "--latent-weight", 0.5, "--mlm-weight", 2, "--max-update", 3)
+        ),
+        "two folders": partial(*(fairseq_train, two_folders, root, "--max-epoch", 3, "--batch-size", 200, "--no-save")),
+        "mlm only": partial(train, *compared, *mlm_only),
+        "mlm only, accumulated": partial(train, *compared, *mlm_only, *accumulated),
+        "plain": plain,
+        "plain, accumulated": partial(plain, *accumulated),
+        "ends while loading": partial(train, *loading),
+        "ends while loading, again": partial(train, *loading),
     }
     with two_at_a_time(calls) as started:
         yield started
@@ -234,9 +231,9 @@ def test_masked_lm_checkpoint_warms_up_a_latent_semantic_model(runs: dict[str, F
 @pytest.fixture(scope="module")
 def trained(runs: dict[str, Future[Run]]) -> Path:
     """A folder with a trained model; its dataset and codes are gone."""
-    command = runs["trained"].result().args
-    shutil.rmtree(dataset_of(command))
-    return Path(command[command.index("--save-dir") + 1])
+    run = runs["trained"].result()
+    shutil.rmtree(dataset_of(run))
+    return save_dir_of(run)
 
 
 def test_loading_a_trained_model_needs_nothing_but_its_folder(trained: Path, tmp_path: Path) -> None:

@@ -164,9 +164,15 @@ def classification_data(pipeline: Pipeline, root: Path) -> Path:
     return data
 
 
-def dataset_of(command: list[str]) -> str:
-    """The dataset that a command of :func:`fairseq_train` trains on."""
-    return command[command.index("--user-dir") - 1]
+def dataset_of(run: Run) -> str:
+    """The dataset that a run of :func:`fairseq_train` trained on."""
+    return str(run.args[run.args.index("--user-dir") - 1])
+
+
+def save_dir_of(run: Run) -> Path:
+    """The folder of a run of :func:`fairseq_train`: the last one that was passed."""
+    words = list(reversed(run.args))
+    return Path(words[words.index("--save-dir") - 1])
 
 
 def fine_tuned(checkpoint: Path, pipeline: Pipeline, root: Path) -> tuple[str, hub.MlsmHubInterface]:

@@ -18,7 +18,7 @@ from fairseq import optim, options
 from fairseq import utils as fairseq_utils
 from fairseq.data import data_utils
 from fairseq.dataclass import FairseqDataclass
-from fairseq.dataclass.configs import CommonConfig, FairseqConfig
+from fairseq.dataclass.configs import CommonConfig, DistributedTrainingConfig, FairseqConfig
 from fairseq.distributed import utils as distributed_utils
 from fairseq.file_io import PathManager
 from fairseq.optim import lr_scheduler
@@ -31,6 +31,7 @@ Built = TypeVar("Built")  # what a function of fairseq builds
 
 PACKAGE = __name__.partition(".")[0]
 LARGEST_SEED = 2**32 - 1  # of numpy
+LAUNCHERS = ("MASTER_ADDR", "SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST")  # what torchrun and Slurm set
 
 POSITIVE = (
     "batch_size",
@@ -261,7 +262,7 @@ def _stay_on_cpu() -> None:
     if is_fairseq_command() and "--cpu" in sys.argv:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # fairseq would keep random states on GPUs, and start more processes
     fairseq_utils.clip_grad_norm_ = _together(fairseq_utils.clip_grad_norm_)
-    distributed_utils.call_main = _checking_precision(distributed_utils.call_main)  # before any data are loaded
+    distributed_utils.call_main = _checking_device(distributed_utils.call_main)  # before any data are loaded
 
 
 def _together(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
@@ -288,11 +289,12 @@ def _together(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tens
     return clip_grad_norm_
 
 
-def _checking_precision(original: Callable[..., Built]) -> Callable[..., Built]:
+def _checking_device(original: Callable[..., Built]) -> Callable[..., Built]:
     @functools.wraps(original)
     def call_main(cfg: FairseqConfig, main: Callable[..., Built], **kwargs: object) -> Built:
         if getattr(cfg, "optimizer", None) is not None:  # fairseq-validate has none
             check_precision(cfg.common)
+        check_number_of_processes(cfg.distributed_training)
         return original(cfg, main, **kwargs)
 
     return call_main
@@ -306,6 +308,26 @@ def check_precision(common: CommonConfig) -> None:
     on_cpu = common.cpu or not torch.cuda.is_available()
     if common.fp16 and on_cpu and not (common.memory_efficient_fp16 or common.fp16_no_flatten_grads):
         raise ValueError(f"--fp16 trains on a GPU, and this run is on the CPU; {instead}")
+
+
+def check_number_of_processes(distributed: DistributedTrainingConfig) -> None:
+    """Raise ValueError if fairseq cannot start the processes of a run: it starts one for each GPU of this machine."""
+    processes = distributed.distributed_world_size
+    gpus = torch.cuda.device_count()
+    if processes == 1 or distributed.tpu or distributed.distributed_init_method is not None:
+        return
+    if gpus == 0:
+        raise ValueError(
+            f"--distributed-world-size is {processes}, and there is no GPU; start each process yourself, with "
+            "--distributed-init-method tcp://HOST:PORT, --distributed-rank, --distributed-no-spawn and "
+            "--distributed-backend gloo"
+        )
+    launched = distributed.distributed_port > 0 or any(name in os.environ for name in LAUNCHERS)
+    if processes > gpus and not launched:
+        raise ValueError(
+            f"--distributed-world-size is {processes}, and there are {gpus} GPUs; pass {gpus}, or start the run with "
+            "torchrun or srun"
+        )
 
 
 def why_untrained(cfg: FairseqConfig) -> str | None:

@@ -11,7 +11,7 @@ import torch
 from fairseq import utils as fairseq_utils
 
 from mlsm_plugin.cli.main import main
-from mlsm_plugin.fairseq_plugin.compat.training_options import check_precision
+from mlsm_plugin.fairseq_plugin.compat.training_options import LAUNCHERS, check_number_of_processes, check_precision
 from tests.conftest import CRITERIONS, Pipeline, fairseq_train
 from tests.tiny_models import TinyData, positions
 from tests.tiny_run import training_config
@@ -98,6 +98,26 @@ def test_the_flag_bf16_needs_a_tpu(tiny: TinyData, monkeypatch: pytest.MonkeyPat
             check_precision(common)
     common.tpu = False  # as with Hydra's common.bf16=true, which trains on every device
     check_precision(common)
+
+
+def test_fairseq_starts_a_process_for_each_gpu_only(tiny: TinyData, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in LAUNCHERS:
+        monkeypatch.delenv(name, raising=False)
+    distributed = training_config(tiny.data_bin).distributed_training
+    for gpus in (0, 1, 2):
+        monkeypatch.setattr(torch.cuda, "device_count", lambda gpus=gpus: gpus)
+        distributed.distributed_world_size = max(1, gpus)
+        check_number_of_processes(distributed)
+    distributed.distributed_world_size = 3
+    with pytest.raises(ValueError, match="is 3, and there are 2 GPUs; pass 2, or start the run with torchrun"):
+        check_number_of_processes(distributed)
+    monkeypatch.setenv("MASTER_ADDR", "localhost")
+    check_number_of_processes(distributed)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    with pytest.raises(ValueError, match="is 3, and there is no GPU; start each process yourself, with --distributed"):
+        check_number_of_processes(distributed)
+    distributed.distributed_init_method = "tcp://localhost:29500"
+    check_number_of_processes(distributed)
 
 
 @pytest.mark.slow
