@@ -57,7 +57,7 @@ docs: setup $(REPORT)
 build/demo/report.html: | setup
 	$(VENV)/bin/python scripts/collect_corpus.py --output build/text --max-megabytes 0.6
 	$(VENV)/bin/python examples/mlsm/demo.py --corpus build/text/train.txt --output build/demo \
-	  --auxiliary-updates 300 --updates 20
+	  --auxiliary-updates 100 --updates 20
 
 lint: setup
 	$(VENV)/bin/ruff check .
