@@ -10,6 +10,7 @@ on the same batches with the same masks; every step goes through fairseq's own `
 - ``roberta float32``, ``roberta bf16``: ``plain_masked_lm`` on ``mlsm_roberta``, ``fused_adamw``, ``--autocast``;
 - ``modern float32``, ``modern bf16``: the same on ``mlsm_modern``;
 - ``recipe``: the recipe of ``mlsm auxiliary``: Muon, and the mean of its shares of masks;
+- ``recipe in blocks``: the same as in runs of at most 1,200 updates: Muon works on blocks of 64 rows;
 - ``compiled``: ``modern bf16`` with ``--compile on``;
 - ``deberta float32``, ``deberta bf16``, ``deberta recipe``: the same on ``mlsm_deberta``;
 - ``mlsm``, ``mlsm + mlm``, ``taco``: the objectives on ``mlsm_modern`` in bf16, compared with ``modern bf16``;
@@ -101,6 +102,7 @@ def recipes(args: argparse.Namespace, online: tuple[str, ...]) -> dict[str, tupl
         "modern float32": ("mlsm_modern", (*PLAIN_FLAGS, *modern, *FLOAT32)),
         "modern bf16": ("mlsm_modern", (*PLAIN_FLAGS, *modern, *BF16)),
         "recipe": ("mlsm_modern", (*PLAIN_FLAGS, *modern, *BF16, *RECIPE)),
+        "recipe in blocks": ("mlsm_modern", (*PLAIN_FLAGS, *modern, *BF16, *RECIPE, "--muon-block-rows", "64")),
         "compiled": ("mlsm_modern", (*PLAIN_FLAGS, *modern, *BF16, "--compile", "on")),
         "deberta float32": ("mlsm_deberta", (*PLAIN_FLAGS, *modern, *FLOAT32)),
         "deberta bf16": ("mlsm_deberta", (*PLAIN_FLAGS, *modern, *BF16)),
@@ -188,7 +190,8 @@ def parse_args() -> argparse.Namespace:
         "--teacher", type=int, nargs=2, default=(6, 384), metavar=("LAYERS", "WIDTH"), help="(default: 6 384)"
     )
     names = ["roberta float32", "roberta bf16", "modern float32", "modern bf16", "deberta float32", "deberta bf16"]
-    names += ["recipe", "deberta recipe", "compiled", "mlsm", "mlsm + mlm", "online", "online + mlm", "taco"]
+    names += ["recipe", "recipe in blocks", "deberta recipe", "compiled"]
+    names += ["mlsm", "mlsm + mlm", "online", "online + mlm", "taco"]
     parser.add_argument("--only", nargs="+", choices=names, default=names, help="compare only these with stock")
     add_general_options(parser, block=128)
     parser.set_defaults(batch_size=32, vocab=8000)

@@ -13,10 +13,8 @@ from mlsm_plugin.fairseq_plugin.models.deberta_layers import DebertaSize, Debert
 from mlsm_plugin.fairseq_plugin.models.modern_layers import ModernSize, ModernTransformer
 
 pytestmark = pytest.mark.slow  # a compilation takes several seconds
-SIZE = ModernSize(num_symbols=60, padding=1, layers=3, dim=32, ffn_dim=48, heads=2, window=8)
-
-
-DEBERTA = DebertaSize(num_symbols=60, padding=1, layers=3, dim=32, ffn_dim=48, heads=2, buckets=8, longest=24)
+SIZE = ModernSize(num_symbols=60, padding=1, layers=2, dim=32, ffn_dim=48, heads=2, window=8)
+DEBERTA = DebertaSize(num_symbols=60, padding=1, layers=2, dim=32, ffn_dim=48, heads=2, buckets=8, longest=24)
 
 
 @pytest.fixture(params=["modern", "deberta"])
