@@ -8,14 +8,17 @@ from typing import Any
 from mlsm_plugin.core.files.atomic_files import PathLike, read_json
 from mlsm_plugin.core.files.json_checks import check_json, fields, number, optional, values, whole
 
+FACTORS = {"": 1, "K": 1_000, "M": 1_000_000}  # by the ending of a number in the names of `mlsm babylm train`
 ACCURACIES = values(fields({"accuracy": number}))
 CHECKPOINT = fields({"words": optional(whole()), "fields": ACCURACIES, "folders": ACCURACIES, "mean": number})
 
 
 def words_seen_by(name: PathLike) -> int | None:
-    """The number of words that a checkpoint has seen, from a name such as ``chck_10M``; None for other names."""
-    match = re.fullmatch(r"chck_(\d+)M", Path(name).name)
-    return int(match.group(1)) * 1_000_000 if match else None
+    """The number of words that a checkpoint has seen, from a name such as ``chck_10M`` or, of small runs, ``chck_200K``
+    or ``chck_30``; None for other names.
+    """
+    match = re.fullmatch(r"chck_(\d+)([KM]?)", Path(name).name)
+    return int(match.group(1)) * FACTORS[match.group(2)] if match else None
 
 
 def accuracies_of(figures: Mapping[str, Any]) -> dict[str, float]:
