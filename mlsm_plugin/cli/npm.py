@@ -65,6 +65,10 @@ def _build(args: argparse.Namespace, extra: list[str]) -> int:
     from mlsm_plugin.retrieval.phrase_datastore import PhraseDatastore
 
     settings_of(ModelRun, args)
+    checkpoint = Path(args.checkpoint)
+    for folder in (Path(args.data_bin), checkpoint if checkpoint.is_dir() else checkpoint.parent):
+        if Path(args.output).resolve() == folder.resolve():
+            raise ValueError(f"--output {args.output} holds the dataset or the model; name a new folder")
     if args.index != "none":
         check_installed()
     process = process_rank(args.process_index, args.num_processes, os.environ)

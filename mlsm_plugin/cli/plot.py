@@ -1,10 +1,13 @@
 """``mlsm plot``: draw the curves of runs from their logs, as a picture."""
 
 import argparse
+import os
+from collections.abc import Sequence
 from pathlib import Path
 
-from mlsm_plugin.cli.coding_options import check_positive
 from mlsm_plugin.core.files.output_files import check_no_input
+
+DPI = (20, 1200)  # below, text has no pixels; above, a picture of many panels does not fit into the memory
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,26 +28,35 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
     from mlsm_plugin.reports.live_page import watch
     from mlsm_plugin.reports.training_log import draw_curves, log_file_of, read_training_log
 
-    check_positive(args, "dpi")
+    if not DPI[0] <= args.dpi <= DPI[1]:
+        raise ValueError(f"--dpi must be between {DPI[0]} and {DPI[1]}, got {args.dpi}")
+    output = args.output.removesuffix(".png")
+    if not os.path.basename(output):
+        raise ValueError(f"--output {args.output!r} names no image; pass a name such as curves")
     files = [log_file_of(run) for run in args.runs]
     for suffix in (".png", ".html") if args.watch else (".png",):
-        check_no_input(f"{args.output}{suffix}", files)
-    names = args.names or [
-        Path(run).resolve().name if Path(run).is_dir() else file.stem
-        for run, file in zip(args.runs, files, strict=True)
-    ]
+        check_no_input(f"{output}{suffix}", files)
+    names = args.names or run_names(args.runs, files)
     if len(names) != len(files):
         raise ValueError(f"--names has {len(names)} names for {len(files)} runs")
 
     def draw() -> None:
         logs = list(zip(names, map(read_training_log, files), strict=True))
-        panels = draw_curves(logs, f"{args.output}.png", metrics=args.metrics, dpi=args.dpi)
+        panels = draw_curves(logs, f"{output}.png", metrics=args.metrics, dpi=args.dpi)
         if not args.watch:
-            print(f"{args.output}.png: {panels} panels of {len(logs)} runs")
+            print(f"{output}.png: {panels} panels of {len(logs)} runs")
 
     if args.watch:
-        print(f"following {len(files)} runs; open {args.output}.html", flush=True)
-        watch(files, f"{args.output}.png", f"{args.output}.html", draw)
+        print(f"following {len(files)} runs; open {output}.html", flush=True)
+        watch(files, f"{output}.png", f"{output}.html", draw)
     else:
         draw()
     return 0
+
+
+def run_names(runs: Sequence[str], files: Sequence[Path]) -> list[str]:
+    """The folders of the runs or the names of their logs; ``runs`` themselves where two would have one name."""
+    names = [
+        Path(run).resolve().name if Path(run).is_dir() else file.stem for run, file in zip(runs, files, strict=True)
+    ]
+    return names if len(set(names)) == len(names) else list(runs)

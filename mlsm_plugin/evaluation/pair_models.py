@@ -1,6 +1,7 @@
 """Masked LMs that score sentences: fairseq checkpoints and Hugging Face folders, each with its own ids."""
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -90,6 +91,8 @@ def is_library_model(name: PathLike) -> bool:
     """Whether it is a Hugging Face model, not a fairseq model; ValueError or FileNotFoundError if there is no model."""
     if is_hf(name) or is_library_folder(name):
         return bool(weight_files(hf_folder(name, weights=True)))
+    if Path(name).suffix == ".json":  # `mlsm babylm train` writes one beside each model
+        raise ValueError(f"{name} is not a model; to pass folders only, end the pattern with a slash, as in chck_*/")
     return not checkpoint_of(name)
 
 

@@ -8,14 +8,17 @@ from typing import Any
 from mlsm_plugin.core.files.atomic_files import PathLike, read_json
 from mlsm_plugin.core.files.json_checks import check_json, fields, number, optional, values, whole
 
+FACTORS = {"": 1, "K": 1_000, "M": 1_000_000}  # by the ending of a number in the names of `mlsm babylm train`
 ACCURACIES = values(fields({"accuracy": number}))
 CHECKPOINT = fields({"words": optional(whole()), "fields": ACCURACIES, "folders": ACCURACIES, "mean": number})
 
 
 def words_seen_by(name: PathLike) -> int | None:
-    """The number of words that a checkpoint has seen, from a name such as ``chck_10M``; None for other names."""
-    match = re.fullmatch(r"chck_(\d+)M", Path(name).name)
-    return int(match.group(1)) * 1_000_000 if match else None
+    """The number of words that a checkpoint has seen, from a name such as ``chck_10M`` or, of small runs, ``chck_200K``
+    or ``chck_30``; None for other names.
+    """
+    match = re.fullmatch(r"chck_(\d+)([KM]?)", Path(name).name)
+    return int(match.group(1)) * FACTORS[match.group(2)] if match else None
 
 
 def accuracies_of(figures: Mapping[str, Any]) -> dict[str, float]:
@@ -30,16 +33,24 @@ def accuracies_of(figures: Mapping[str, Any]) -> dict[str, float]:
 def read_accuracies(path: PathLike) -> dict[str, list[tuple[int, float]]] | None:
     """The curves in a file of ``mlsm evaluate pairs --output`` on several models: (words, accuracy) pairs by name.
 
-    None if the file is not JSON with models, but a log, for example. ValueError if no model name gives its words.
+    None if the file is not JSON with models, but a log, for example. ValueError if it is of one model, no model name
+    gives its words, or two models have seen as many words.
     """
     try:
         content = read_json(path)
     except ValueError:
         return None
+    if isinstance(content, dict) and {"files", "folders"} <= set(content):
+        raise ValueError(
+            f"{path} is of one model; a curve needs several, which one `mlsm evaluate pairs --checkpoint` takes"
+        )
     if not isinstance(content, dict) or "models" not in content:
         return None
     models = check_json(content["models"], values(CHECKPOINT), path)
     curves: dict[str, list[tuple[int, float]]] = {}
+    words = [model["words"] for model in models.values() if model["words"] is not None]
+    if len(set(words)) < len(words):
+        raise ValueError(f"{path} has two models of as many words; evaluate and plot each run by itself")
     for model in sorted(
         (model for model in models.values() if model["words"] is not None), key=lambda model: model["words"]
     ):

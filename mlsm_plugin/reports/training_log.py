@@ -166,7 +166,7 @@ def draw_curves(
         from matplotlib.figure import Figure
     except ImportError:
         raise ValueError("drawing curves needs matplotlib: pip install 'mlsm_plugin[plot]'") from None
-    panels = list(metrics or dict.fromkeys(name for _, log in logs for name in log.objective_metrics))
+    panels = list(dict.fromkeys(metrics or [name for _, log in logs for name in log.objective_metrics]))
     unknown = [name for name in panels if not any(name in log.train or name in log.valid for _, log in logs)]
     if unknown:
         raise ValueError(f"no run has logged {', '.join(unknown)}")

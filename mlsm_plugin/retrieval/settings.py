@@ -23,6 +23,8 @@ class DatastoreSettings:
         check(self)
         if not self.splits:
             raise ValueError("splits names no split")
+        if len(set(self.splits)) < len(self.splits):
+            raise ValueError(f"--splits {' '.join(self.splits)} names a split twice; name each once")
 
 
 @dataclass(frozen=True)

@@ -60,6 +60,7 @@ def test_processes_say_who_is_done(tiny: TinyData, checkpoint: Path, tmp_path: P
         (("--tokens-per-sample", 1), "--tokens-per-sample must be at least 2"),
         (("--tokens-per-sample", 100), "--tokens-per-sample 100"),
         (("--splits", "test"), "no binarized split at"),
+        (("--splits", "valid", "train", "valid"), "--splits valid train valid names a split twice"),
         (("--num-processes", 2), "--process-index and --num-processes belong together"),
         (("--drop-stopwords", "absent.txt"), "absent.txt"),
     ],
@@ -69,3 +70,11 @@ def test_options_that_make_no_sense_are_one_line(
 ) -> None:
     assert message in failing_mlsm(capsys, *words(tiny, checkpoint, tmp_path / "store", *options))
     assert not (tmp_path / "store").exists()
+
+
+def test_store_does_not_mix_with_the_dataset_or_the_model(tiny: TinyData, checkpoint: Path, capsys: Capture) -> None:
+    model = checkpoint if checkpoint.is_dir() else checkpoint.parent
+    for folder in (tiny.data_bin, model):
+        before = sorted(folder.iterdir())
+        assert "holds the dataset or the model" in failing_mlsm(capsys, *words(tiny, checkpoint, folder))
+        assert sorted(folder.iterdir()) == before

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from mlsm_plugin.cli.plot import run_names
 from tests.conftest import failing_mlsm, mlsm
 
 Capture = pytest.CaptureFixture[str]
@@ -55,6 +56,23 @@ def test_command_draws_a_picture(logs: dict[str, Path], tmp_path: Path, capsys: 
     assert [path.name for path in output.parent.iterdir()] == ["curves.png"]
 
 
+def test_image_may_be_named_with_its_ending_and_a_metric_twice(
+    logs: dict[str, Path], tmp_path: Path, capsys: Capture
+) -> None:
+    mlsm("plot", logs["json"], "--output", tmp_path / "curves.png", "--metrics", "kl", "kl")
+    assert "curves.png: 3 panels of 1 runs" in capsys.readouterr().out
+    assert [path.name for path in tmp_path.iterdir()] == ["curves.png"]
+
+
+def test_runs_with_logs_of_one_name_are_told_apart(logs: dict[str, Path]) -> None:
+    assert run_names(["a/train.log", "b/kl.log"], [Path("a/train.log"), Path("b/kl.log")]) == ["train", "kl"]
+    assert run_names(["a/train.log", "b/train.log"], [Path("a/train.log"), Path("b/train.log")]) == [
+        "a/train.log",
+        "b/train.log",
+    ]
+    assert run_names([str(logs["stopped"])], [logs["stopped"] / "train.log"]) == ["stopped"]
+
+
 def test_what_cannot_be_drawn_is_refused(logs: dict[str, Path], tmp_path: Path, capsys: Capture) -> None:
     (tmp_path / "other.log").write_text("nothing\n{broken\n", encoding="utf-8")
     (tmp_path / "empty").mkdir()
@@ -68,4 +86,8 @@ def test_what_cannot_be_drawn_is_refused(logs: dict[str, Path], tmp_path: Path, 
         assert re.search(message, failing_mlsm(capsys, *words, run))
     assert "no run has logged nosuch" in failing_mlsm(capsys, *words, logs["json"], "--metrics", "nosuch")
     assert "--names has 2 names for 1 runs" in failing_mlsm(capsys, *words, logs["json"], "--names", "a", "b")
+    for output in ("", f"{tmp_path}/"):
+        assert "names no image" in failing_mlsm(capsys, "plot", logs["json"], "--output", output)
+    for dpi in (1, 100_000):
+        assert "--dpi must be between" in failing_mlsm(capsys, *words, logs["json"], "--dpi", dpi)
     assert not list(tmp_path.glob("curves*"))

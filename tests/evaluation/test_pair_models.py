@@ -156,6 +156,12 @@ def test_what_is_no_model_is_one_line(tiny: TinyData, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="maskless has no mask token; use the tokenizer of a masked LM"):
         open_pair_model(maskless)
     (headless / "model.safetensors").unlink()
-    for name, message in ((headless, "has no weights"), (tmp_path / "none", "none does not exist")):
+    record = tmp_path / "chck_1M.json"
+    record.write_text("{}", encoding="utf-8")
+    for name, message in (
+        (headless, "has no weights"),
+        (tmp_path / "none", "none does not exist"),
+        (record, r"chck_1M.json is not a model; .*, as in chck_\*/"),
+    ):
         with pytest.raises((ValueError, FileNotFoundError), match=message):
             is_library_model(name)

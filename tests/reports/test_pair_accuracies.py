@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from mlsm_plugin.babylm.settings import name_of
 from mlsm_plugin.reports.pair_accuracies import accuracies_of, read_accuracies, words_seen_by
 from mlsm_plugin.reports.training_log import read_training_log
 
@@ -23,10 +24,14 @@ def test_names_say_the_words() -> None:
         "chck_20M": 20_000_000,
         "a/chck_1000M/": 1_000_000_000,
         "chck_M": None,
-        "chck_1K": None,
+        "chck_200K": 200_000,  # the names of small runs of `mlsm babylm train`
+        "chck_30": 30,
+        "chck_1k": None,
         "my_chck_1M": None,
     }
     assert {name: words_seen_by(name) for name in words} == words
+    for number in (30, 200_000, 3_000_000, 1_000_000_000):
+        assert words_seen_by(name_of(number)) == number
 
 
 def test_columns_are_fields_folders_and_their_mean() -> None:
@@ -56,9 +61,13 @@ def test_files_without_such_curves(tmp_path: Path) -> None:
         assert read_accuracies(path) is None
     for models, message in (
         ({"main": figures(None, 0.5)}, "no model whose name says how many words it has seen, such as chck_10M"),
+        ({"a/chck_1M": figures(10**6, 0.5), "b/chck_1M": figures(10**6, 0.6)}, "has two models of as many words"),
         ({"a": {"words": "many"}}, "words: 'many' is not a whole number"),
         ([1], r"\[1\] is not a dictionary"),
     ):
         path.write_text(json.dumps({"models": models}), encoding="utf-8")
         with pytest.raises(ValueError, match=rf"pairs.json .*{message}"):
             read_accuracies(path)
+    path.write_text(json.dumps({**figures(None, 0.5), "files": {}}), encoding="utf-8")
+    with pytest.raises(ValueError, match=r"pairs.json is of one model"):
+        read_accuracies(path)

@@ -225,13 +225,13 @@ def train_until(
     ValueError if the existing run has another architecture, or the trainer failed.
     """
     last = save_dir / LAST
-    if updates_of(last) >= goal:
-        return
     if arch and last.exists() and architecture_of(last) != arch:
         raise ValueError(
             f"{save_dir} holds a run with --arch {architecture_of(last)}, and not {arch}; leave --arch out to resume "
             "it, or choose another --save-dir"
         )
+    if updates_of(last) >= goal:
+        return
     source = last if last.exists() else _restored(flags)
     if not arch:
         arch = architecture_of(source) if source else DEFAULT_ARCHITECTURE
