@@ -218,8 +218,8 @@ def _classify(args: argparse.Namespace, extra: list[str]) -> int:
     check_text(args.template, "--template")
     if args.template.count("{}") != 1 or args.template.count(MASK) != 1:
         raise ValueError(f"--template needs {{}} and {MASK}, once each; got {args.template!r}")
-    if args.datastore is None and not args.parametric:
-        raise ValueError("--datastore is required unless --parametric is given")
+    if (args.datastore is None) != args.parametric:
+        raise ValueError("pass either --datastore, to retrieve, or --parametric, for the masked-LM head")
     verbalizer = read_verbalizer(args.verbalizer)
     items = read_texts(args.input, list(verbalizer), header=args.header)
     interface, store = _open(args)
@@ -228,7 +228,7 @@ def _classify(args: argparse.Namespace, extra: list[str]) -> int:
         items,
         verbalizer,
         args.template,
-        store=None if args.parametric else store,
+        store=store,
         max_occurrences=args.max_occurrences,
         max_unk_rate=args.max_unk_rate,
         where=args.input,

@@ -4,7 +4,6 @@ import base64
 import html
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from mlsm_plugin.core.files.atomic_files import PathLike, atomic_open
@@ -33,7 +32,7 @@ def watch(files: Sequence[Path], picture: PathLike, page: PathLike, draw: Callab
     """Draw the PNG ``picture`` and write the ``page`` whenever a log grows, until all runs are over.
 
     ``draw`` writes the picture; ``files`` are the logs. A run is over when fairseq-train has logged its end, and then
-    nothing for ten minutes. ValueError as for ``draw``, except that logs without progress are waited for.
+    nothing for ten minutes. ValueError as for ``draw``, except that progress and metrics are waited for until then.
     """
     title = ", ".join(map(str, files))
     last_sizes = None
@@ -42,9 +41,12 @@ def watch(files: Sequence[Path], picture: PathLike, page: PathLike, draw: Callab
         quiet = all(time.time() - file.stat().st_mtime >= QUIET for file in files)
         over = quiet and all(END in file.read_text(encoding="utf-8", errors="replace")[-2000:] for file in files)
         if sizes != last_sizes or over:
-            with suppress(NoProgressError):
+            try:
                 draw()
                 _write_page(page, title, picture, over=over)
+            except NoProgressError:  # a metric of validation is logged later
+                if over:
+                    raise
         if over:
             return
         last_sizes = sizes

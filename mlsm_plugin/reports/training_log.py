@@ -169,7 +169,7 @@ def draw_curves(
     panels = list(dict.fromkeys(metrics or [name for _, log in logs for name in log.objective_metrics]))
     unknown = [name for name in panels if not any(name in log.train or name in log.valid for _, log in logs)]
     if unknown:
-        raise ValueError(f"no run has logged {', '.join(unknown)}")
+        raise NoProgressError(f"no run has logged {', '.join(unknown)}")
     panels += [name for name in LAST_PANELS if name not in panels and any(name in log.train for _, log in logs)]
     columns = min(3, len(panels))
     rows = math.ceil(len(panels) / columns)

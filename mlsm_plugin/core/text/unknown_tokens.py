@@ -14,7 +14,7 @@ from mlsm_plugin.core.text.text_files import check_text
 DEFAULT_MAX_UNK_RATE = 0.01  # share of the tokens and characters of a corpus, and of the texts of a file
 MAX_UNK_RATE_OF_A_TEXT = 0.1  # share of a single text; one token can be 5 % of it
 ANOTHER_TOKENIZER = "use a tokenizer that knows such text, or raise --max-unk-rate"
-ANOTHER_MODEL = "use a model that knows such text, or set its max_unk_rate"
+ANOTHER_MODEL = "use a model that knows such text; in Python, its max_unk_rate can be raised"
 NAMED_CHARACTERS = 10
 logger = logging.getLogger(__name__)
 

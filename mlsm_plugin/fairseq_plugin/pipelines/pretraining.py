@@ -122,7 +122,8 @@ def pretrain(
     """Train, and keep ``checkpoint_at_P_percent.pt`` for some percentages P of the updates; returns these files.
 
     The trainer stops at each percentage and resumes there, as after a kill. The last checkpoint of a run that ended
-    early is returned, too. ValueError if the trainer failed, or ``save_dir`` holds a run on other data.
+    early is returned, too. ValueError if the trainer failed, or ``save_dir`` holds a run on other data
+    or a longer one.
 
     Args:
         data_bin: a binarized dataset, or several joined by colons, which epochs use in turn; the first validates.
@@ -135,6 +136,12 @@ def pretrain(
     save_dir = Path(save_dir)
     last = save_dir / LAST
     begin_run(data_bin, save_dir, flags)
+    reached = updates_of(last)
+    if reached > max_update:
+        raise ValueError(
+            f"{save_dir} holds a run of {reached} updates, more than the {max_update} that were asked for; ask for at "
+            f"least {reached}, or choose another folder"
+        )
     goals = {
         save_dir / f"checkpoint_at_{percentage}_percent.pt": max(1, max_update * percentage // 100)
         for percentage in sorted({*keep_at, 100})
