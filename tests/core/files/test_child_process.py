@@ -25,7 +25,7 @@ GRANDPARENT = (
 )
 
 
-def waits_for(condition, seconds=30.0):
+def waits_for(condition, seconds=120.0):  # a busy machine starts Python slowly
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline
