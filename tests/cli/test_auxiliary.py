@@ -105,7 +105,8 @@ def test_tokenizer_and_dictionary_lie_beside_the_checkpoints(pipeline: Pipeline,
 @pytest.mark.slow
 def test_finished_run_is_left_as_it_is(pipeline: Pipeline, runs: Runs, capfd: pytest.CaptureFixture[str]) -> None:
     before = {path.name: path.read_bytes() for path in (runs.root / "parts").iterdir()}
-    mlsm("auxiliary", pipeline.data_bin, "--save-dir", runs.root / "parts", "--max-update", UPDATES, *FLAGS)
+    where = (pipeline.data_bin, "--save-dir", runs.root / "parts")
+    mlsm("auxiliary", *where, "--max-update", UPDATES, *FLAGS, "--arch", MODERN)
     captured = capfd.readouterr()
     assert "train_inner" not in captured.out + captured.err
     assert {path.name: path.read_bytes() for path in (runs.root / "parts").iterdir()} == before
