@@ -1,10 +1,12 @@
-# make demo    set up, then raw text to a trained MLSM model with a report (at most 6 minutes on 2 cores)
+# make demo    set up, then raw text to a trained MLSM model with a report (4 minutes on 2 cores)
 # make test    set up, then lint, types and the tests of the fast lane (at most 5 minutes on 2 cores)
 # make test-all  the same, then the slow lane: everything else that needs no GPU
 # make docs    the documentation site, build/docs/index.html; a broken link or a missing docstring fails
 # PYTHON=...   another interpreter; it gets its own environment, .venv-X.Y
 # CORPUS=...   the demo on your own text (one sentence a line, blank lines between documents)
 SHELL := /bin/sh
+# Python compiles what is imported, once, and keeps it; pip would compile all packages, which takes a minute
+export PYTHONDONTWRITEBYTECODE =
 
 ifdef PYTHON
   VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
@@ -21,8 +23,7 @@ DEMO_DIR ?= demo
 REPORT = $(firstword $(wildcard $(DEMO_DIR)/report.html) build/demo/report.html)
 # test files that run at the same time, each with one thread: more threads do not speed up tiny models
 JOBS ?= 2
-# bytecode is kept: the tests start many processes, which would else compile this package again
-PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
+PYTEST = OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 .PHONY: setup demo docs test test-fast test-slow test-all lint format clean
 
@@ -33,7 +34,7 @@ $(STAMP): pyproject.toml setup.py constraints.txt scripts/find_python.sh
 	@python="$${PYTHON:-$(PYTHON)}"; [ -n "$$python" ] || python=$$(scripts/find_python.sh) || exit 1; \
 	  [ -x $(VENV)/bin/python ] || { echo "setting up $(VENV) with $$python"; "$$python" -m venv $(VENV); }
 	PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 \
-	  $(VENV)/bin/python -m pip install --progress-bar off -q -e '.[test]'
+	  $(VENV)/bin/python -m pip install --no-compile --progress-bar off -q -e '.[test]'
 	$(VENV)/bin/python -m pip check
 	$(VENV)/bin/mlsm doctor
 	@touch $(STAMP)
@@ -41,7 +42,7 @@ $(STAMP): pyproject.toml setup.py constraints.txt scripts/find_python.sh
 # gradio is large, and only the slow lane opens its page
 $(SLOW_STAMP): $(STAMP)
 	PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 \
-	  $(VENV)/bin/python -m pip install --progress-bar off -q -e '.[test,explore]'
+	  $(VENV)/bin/python -m pip install --no-compile --progress-bar off -q -e '.[test,explore]'
 	@touch $(SLOW_STAMP)
 
 demo: setup
