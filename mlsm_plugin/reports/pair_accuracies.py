@@ -14,8 +14,9 @@ CHECKPOINT = fields({"words": optional(whole()), "fields": ACCURACIES, "folders"
 
 
 def words_seen_by(name: PathLike) -> int | None:
-    """The number of words that a checkpoint has seen, from a name such as ``chck_10M`` or, of small runs, ``chck_200K``
-    or ``chck_30``; None for other names.
+    """The number of words that a checkpoint has seen, from a name such as ``chck_10M``; None for other names.
+
+    Checkpoints of small runs have names such as ``chck_200K`` or ``chck_30``.
     """
     match = re.fullmatch(r"chck_(\d+)([KM]?)", Path(name).name)
     return int(match.group(1)) * FACTORS[match.group(2)] if match else None
@@ -34,7 +35,7 @@ def read_accuracies(path: PathLike) -> dict[str, list[tuple[int, float]]] | None
     """The curves in a file of ``mlsm evaluate pairs --output`` on several models: (words, accuracy) pairs by name.
 
     None if the file is not JSON with models, but a log, for example. ValueError if it is of one model, no model name
-    gives its words, or two models have seen as many words.
+    gives its words, or two models have seen the same number of words.
     """
     try:
         content = read_json(path)
@@ -47,13 +48,13 @@ def read_accuracies(path: PathLike) -> dict[str, list[tuple[int, float]]] | None
     if not isinstance(content, dict) or "models" not in content:
         return None
     models = check_json(content["models"], values(CHECKPOINT), path)
+    counted = [model for model in models.values() if model["words"] is not None]
+    if len({model["words"] for model in counted}) < len(counted):
+        raise ValueError(
+            f"{path} has two models that have seen the same number of words; evaluate and plot each run by itself"
+        )
     curves: dict[str, list[tuple[int, float]]] = {}
-    words = [model["words"] for model in models.values() if model["words"] is not None]
-    if len(set(words)) < len(words):
-        raise ValueError(f"{path} has two models of as many words; evaluate and plot each run by itself")
-    for model in sorted(
-        (model for model in models.values() if model["words"] is not None), key=lambda model: model["words"]
-    ):
+    for model in sorted(counted, key=lambda model: model["words"]):
         for name, accuracy in accuracies_of(model).items():
             curves.setdefault(name, []).append((model["words"], accuracy))
     if not curves:

@@ -61,7 +61,10 @@ def test_files_without_such_curves(tmp_path: Path) -> None:
         assert read_accuracies(path) is None
     for models, message in (
         ({"main": figures(None, 0.5)}, "no model whose name says how many words it has seen, such as chck_10M"),
-        ({"a/chck_1M": figures(10**6, 0.5), "b/chck_1M": figures(10**6, 0.6)}, "has two models of as many words"),
+        (
+            {"a/chck_1M": figures(10**6, 0.5), "b/chck_1M": figures(10**6, 0.6)},
+            "two models that have seen the same number",
+        ),
         ({"a": {"words": "many"}}, "words: 'many' is not a whole number"),
         ([1], r"\[1\] is not a dictionary"),
     ):

@@ -31,7 +31,7 @@ Built = TypeVar("Built")  # what a function of fairseq builds
 
 PACKAGE = __name__.partition(".")[0]
 LARGEST_SEED = 2**32 - 1  # of numpy
-LAUNCHERS = ("MASTER_ADDR", "SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST")  # what torchrun and Slurm set
+SLURM_NODES = ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST")  # where fairseq finds the machines of a Slurm job
 
 POSITIVE = (
     "batch_size",
@@ -311,10 +311,15 @@ def check_precision(common: CommonConfig) -> None:
 
 
 def check_number_of_processes(distributed: DistributedTrainingConfig) -> None:
-    """Raise ValueError if fairseq cannot start the processes of a run: it starts one for each GPU of this machine."""
+    """Raise ValueError if fairseq cannot start the processes of a run: it starts one for each GPU of this machine.
+
+    In a Slurm job, srun starts them, also without GPUs.
+    """
     processes = distributed.distributed_world_size
     gpus = torch.cuda.device_count()
     if processes == 1 or distributed.tpu or distributed.distributed_init_method is not None:
+        return
+    if any(name in os.environ for name in SLURM_NODES):
         return
     if gpus == 0:
         raise ValueError(
@@ -322,7 +327,7 @@ def check_number_of_processes(distributed: DistributedTrainingConfig) -> None:
             "--distributed-init-method tcp://HOST:PORT, --distributed-rank, --distributed-no-spawn and "
             "--distributed-backend gloo"
         )
-    launched = distributed.distributed_port > 0 or any(name in os.environ for name in LAUNCHERS)
+    launched = distributed.distributed_port > 0 or "MASTER_ADDR" in os.environ  # by torchrun
     if processes > gpus and not launched:
         raise ValueError(
             f"--distributed-world-size is {processes}, and there are {gpus} GPUs; pass {gpus}, or start the run with "

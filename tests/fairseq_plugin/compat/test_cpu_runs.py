@@ -11,7 +11,7 @@ import torch
 from fairseq import utils as fairseq_utils
 
 from mlsm_plugin.cli.main import main
-from mlsm_plugin.fairseq_plugin.compat.training_options import LAUNCHERS, check_number_of_processes, check_precision
+from mlsm_plugin.fairseq_plugin.compat.training_options import SLURM_NODES, check_number_of_processes, check_precision
 from tests.conftest import CRITERIONS, Pipeline, fairseq_train
 from tests.tiny_models import TinyData, positions
 from tests.tiny_run import training_config
@@ -101,7 +101,7 @@ def test_the_flag_bf16_needs_a_tpu(tiny: TinyData, monkeypatch: pytest.MonkeyPat
 
 
 def test_fairseq_starts_a_process_for_each_gpu_only(tiny: TinyData, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in LAUNCHERS:
+    for name in ("MASTER_ADDR", *SLURM_NODES):
         monkeypatch.delenv(name, raising=False)
     distributed = training_config(tiny.data_bin).distributed_training
     for gpus in (0, 1, 2):
@@ -116,6 +116,9 @@ def test_fairseq_starts_a_process_for_each_gpu_only(tiny: TinyData, monkeypatch:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     with pytest.raises(ValueError, match="is 3, and there is no GPU; start each process yourself, with --distributed"):
         check_number_of_processes(distributed)
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "node[1-2]")
+    check_number_of_processes(distributed)
+    monkeypatch.delenv("SLURM_JOB_NODELIST")
     distributed.distributed_init_method = "tcp://localhost:29500"
     check_number_of_processes(distributed)
 
