@@ -148,7 +148,7 @@ class TextClassifier:
             train_dataset=train_samples,
             eval_dataset=valid_samples,
             compute_metrics=self._metrics_on(valid),
-            callbacks=[Epochs(self.settings), ProgressBars()],
+            callbacks=[ProgressBars(), Epochs(self.settings)],  # the bar of an evaluation ends before its figures
         )
         trainer.remove_callback(PrinterCallback)
         order_by_epoch(trainer)

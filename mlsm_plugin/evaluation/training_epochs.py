@@ -1,10 +1,12 @@
 """The epochs of fine-tuning in the Trainer: which epoch is the best, and when the training ends."""
 
 import math
+import sys
 from pathlib import Path
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from mlsm_plugin.core.files.progress import Progress
 from mlsm_plugin.evaluation.settings import FinetuneSettings
 from mlsm_plugin.huggingface.training import TRAINER_STATE, last_checkpoint
 
@@ -34,7 +36,8 @@ class Epochs(TrainerCallback):
             )
         measure = "pearson" if self._settings.regression else self._settings.metric
         shown = f"loss {figures['eval_loss']:.4f}, {measure} {figures[f'eval_{measure}']:.4f}"
-        print(f"  epoch {len(epochs)}: {shown}", flush=True)
+        Progress.write(f"  epoch {len(epochs)}: {shown}", file=sys.stdout)  # beside the bar of the training
+        sys.stdout.flush()
         if _has_ended(state, self._settings):
             control.should_training_stop = True
 
