@@ -1,4 +1,4 @@
-"""``python counted_faults.py fairseq|huggingface FOLDER``: 11 updates whose logits have more than 32 MB.
+"""``python counted_faults.py fairseq|huggingface FOLDER``: 31 updates whose logits have more than 32 MB.
 
 Prints the loss of each update, and how many page faults it caused.
 """
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-PIECES, TOKENS, UPDATES = 12_000, 64, 11
+PIECES, TOKENS, UPDATES = 12_000, 64, 31
 BATCH = 64  # 64 * 64 * 0.3 masked tokens, 12,000 float32 numbers each: 59 MB
 
 FLAGS = (

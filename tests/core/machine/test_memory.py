@@ -25,7 +25,9 @@ ALLOCATOR = (
 )
 # as today, but chosen by the user
 AS_GLIBC_DOES = {"GLIBC_TUNABLES": "glibc.malloc.perturb=0"}
-LARGEST_FAULTS = 2000  # of an update, after the first three; 59 MB of logits are 14,000 pages
+# of most updates after the first three; 59 MB of logits are 14,000 pages. In the beginning, the heap still grows
+# by such a block now and then.
+LARGEST_FAULTS = 2000
 
 
 def python(*words: object, **environment: str) -> str:
@@ -69,7 +71,7 @@ def test_updates_with_large_logits_cause_few_page_faults_and_the_same_losses(way
     script = Path(__file__).parent / "counted_faults.py"
     kept = updates_of(script, way, tmp_path / "kept")
     returned = updates_of(script, way, tmp_path / "returned", **AS_GLIBC_DOES)
-    assert len(kept) == len(returned) == 11
+    assert len(kept) == len(returned) == 31
     assert [loss for loss, _ in kept] == [loss for loss, _ in returned]
     assert median(int(faults) for _, faults in kept[3:]) <= LARGEST_FAULTS
     assert median(int(faults) for _, faults in returned[3:]) > 10 * LARGEST_FAULTS
