@@ -23,11 +23,13 @@ from mlsm_plugin.cli.settings_flags import add_settings, settings_of
 from mlsm_plugin.core.hidden_states.settings import ModelRun
 from mlsm_plugin.core.text.unknown_tokens import KnownText
 from mlsm_plugin.retrieval.key_index import INDEX_KINDS, check_installed
-from mlsm_plugin.retrieval.settings import DatastoreSettings, FillingSettings
+from mlsm_plugin.retrieval.settings import MOST_OCCURRENCES, DatastoreSettings, FillingSettings
 
 if TYPE_CHECKING:
     from mlsm_plugin.fairseq_plugin.compat.model_parts import RobertaHub
     from mlsm_plugin.retrieval.phrase_datastore import PhraseDatastore
+
+PHRASES = 5  # printed for each mask
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -121,7 +123,8 @@ def _add_retrieval_options(parser: argparse.ArgumentParser) -> None:
 def _add_fill_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("texts", nargs="+", metavar="TEXT", help="texts with <mask>, each in quotes")
     _add_retrieval_options(parser)
-    parser.add_argument("--topk", type=int, default=5, metavar="N", help="phrases to print for each mask")
+    text = f"phrases to print for each mask (default: {PHRASES})"
+    parser.add_argument("--topk", type=int, metavar="N", help=text)
     add_settings(parser, FillingSettings)
     text = "append N phrases to each text, one after the other, instead of filling its masks"
     parser.add_argument("--continue", dest="steps", type=int, default=0, metavar="N", help=text)
@@ -129,17 +132,22 @@ def _add_fill_options(parser: argparse.ArgumentParser) -> None:
 
 def _fill(args: argparse.Namespace, extra: list[str]) -> int:
     """Print the phrases of each mask with their sources."""
+    from mlsm_plugin.fairseq_plugin.text.masked_text import MASK
     from mlsm_plugin.retrieval.phrase_filling import PhraseFiller
 
     check_positive(args, "topk")
     if args.steps < 0:
         raise ValueError(f"--continue must not be negative, got {args.steps}")
+    if args.steps and args.topk is not None:
+        raise ValueError("--continue appends the best phrase alone; leave --topk out")
     settings = settings_of(FillingSettings, args)
     if args.datastore is None:
         raise ValueError("--datastore is required; make one with `mlsm npm datastore`")
     interface, store = _open(args)
     assert store is not None
     filler = PhraseFiller(interface, store, settings)
+    for text in args.texts:  # a bad text is refused before anything is printed
+        filler.encode(f"{text} {MASK}" if args.steps else text)
     if args.steps:
         texts = []
         for text in args.texts:
@@ -150,7 +158,7 @@ def _fill(args: argparse.Namespace, extra: list[str]) -> int:
     _warn_of_cuts(sum(map(filler.was_cut, args.texts)), len(args.texts))
     for text in args.texts:
         print(text)
-        for number, candidates in enumerate(filler.fill(text, topk=args.topk), start=1):
+        for number, candidates in enumerate(filler.fill(text, topk=args.topk or PHRASES), start=1):
             print(f"  mask {number}" + ("" if candidates else ": no phrase; try more --neighbors, or --any-pieces"))
             for candidate in candidates:
                 print(f"    {candidate.score:.4f}  {candidate.phrase}")
@@ -198,8 +206,8 @@ def _add_classify_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--parametric", action="store_true", help="use the softmax of the masked-LM head instead of retrieval"
     )
-    text = "largest number of occurrences of a word to compare with"
-    parser.add_argument("--max-occurrences", type=int, default=10_000, metavar="N", help=text)
+    text = f"with --datastore: largest number of occurrences of a word to compare with (default: {MOST_OCCURRENCES:,})"
+    parser.add_argument("--max-occurrences", type=int, metavar="N", help=text)
 
 
 def _classify(args: argparse.Namespace, extra: list[str]) -> int:
@@ -220,6 +228,8 @@ def _classify(args: argparse.Namespace, extra: list[str]) -> int:
         raise ValueError(f"--template needs {{}} and {MASK}, once each; got {args.template!r}")
     if (args.datastore is None) != args.parametric:
         raise ValueError("pass either --datastore, to retrieve, or --parametric, for the masked-LM head")
+    if args.parametric and args.max_occurrences is not None:
+        raise ValueError("--max-occurrences is only allowed with --datastore")
     verbalizer = read_verbalizer(args.verbalizer)
     items = read_texts(args.input, list(verbalizer), header=args.header)
     interface, store = _open(args)
@@ -229,7 +239,7 @@ def _classify(args: argparse.Namespace, extra: list[str]) -> int:
         verbalizer,
         args.template,
         store=store,
-        max_occurrences=args.max_occurrences,
+        max_occurrences=args.max_occurrences or MOST_OCCURRENCES,
         max_unk_rate=args.max_unk_rate,
         where=args.input,
     )

@@ -133,14 +133,23 @@ def check_same_kind(
     """Raise ValueError if files have different kinds of texts or labels.
 
     This means that they have different numbers of texts per line; that ``train`` has fewer than two labels, or a
-    different one for each text, or lacks a label of the ``held_out`` files; or, unless ``allow_single``, that a label
-    has only one text, such as the column name in a header. With ``regression``, labels are numbers, which may differ.
+    different one for each text, or lacks a label of the ``held_out`` files; that a file has more labels than different
+    texts, such as one with exchanged columns; or, unless ``allow_single``, that a label has only one text, such as the
+    column name in a header. With ``regression``, labels are numbers, which may differ.
     Warns of labels that look alike, of texts with several labels, and of texts of ``held_out`` that are also in
     ``train``.
     """
     known = set(train.labels)
     if not regression and len(known) < 2:
         raise ValueError(f"{train.path} has only one label ({train.labels[0]}); at least two are needed")
+    for file in () if regression else (train, *held_out):
+        labels = len(set(file.labels))
+        texts = len(set(file.texts))
+        if labels > texts:
+            raise ValueError(
+                f"{file.path} has more labels ({labels:,}) than different texts ({texts:,}); a line is the label, a "
+                "tab and the text"
+            )
     for file in held_out:
         if file.texts_per_line != train.texts_per_line:
             raise ValueError(

@@ -6,6 +6,7 @@ from mlsm_plugin.core.files.settings import check, option
 from mlsm_plugin.core.hidden_states.settings import BlockSettings
 
 DTYPES = ("float16", "float32")
+MOST_OCCURRENCES = 10_000  # of a word, to classify texts
 
 
 @dataclass(frozen=True)

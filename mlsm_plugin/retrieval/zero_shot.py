@@ -19,6 +19,7 @@ from mlsm_plugin.fairseq_plugin.compat.training_options import why_untrained
 from mlsm_plugin.fairseq_plugin.text.masked_text import MASK, cut_around_masks, encode_masked_text
 from mlsm_plugin.retrieval.phrase_datastore import PhraseDatastore
 from mlsm_plugin.retrieval.phrase_filling import PhraseFiller
+from mlsm_plugin.retrieval.settings import MOST_OCCURRENCES
 
 if TYPE_CHECKING:
     from mlsm_plugin.fairseq_plugin.compat.model_parts import RobertaHub
@@ -95,7 +96,7 @@ class RetrievalClassifier:
     """
 
     def __init__(
-        self, filler: PhraseFiller, verbalizer: dict[str, list[str]], *, max_occurrences: int = 10_000
+        self, filler: PhraseFiller, verbalizer: dict[str, list[str]], *, max_occurrences: int = MOST_OCCURRENCES
     ) -> None:
         self.filler = filler
         self.labels = list(verbalizer)
@@ -219,7 +220,7 @@ def classify(
     template: str,
     *,
     store: PhraseDatastore | None = None,
-    max_occurrences: int = 10_000,
+    max_occurrences: int = MOST_OCCURRENCES,
     max_unk_rate: float = DEFAULT_MAX_UNK_RATE,
     where: str = "the texts",
 ) -> list[tuple[str, float, bool]]:

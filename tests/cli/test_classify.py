@@ -32,6 +32,9 @@ def test_command_prints_the_accuracy_and_writes_predictions(
     for path in (texts, verbalizer):
         line = failing_mlsm(capsys, *words, "--template", "{} It was <mask>.", "--output", path)
         assert f"{path} is the output and also an input" in line
+    if parametric:
+        line = failing_mlsm(capsys, *words, "--template", "{} It was <mask>.", "--max-occurrences", 5)
+        assert "--max-occurrences is only allowed with --datastore" in line
     for template in ("It was <mask>.", "{} It was.", "{} {} <mask>"):
         assert "--template needs {} and <mask>, once each" in failing_mlsm(capsys, *words, "--template", template)
 

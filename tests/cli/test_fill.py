@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from mlsm_plugin.cli.main import main
 from tests.conftest import failing_mlsm, mlsm
 
 Capture = pytest.CaptureFixture[str]
@@ -27,7 +28,12 @@ def test_command_prints_phrases_and_sources(npm: Path, capsys: Capture) -> None:
     assert cut in capsys.readouterr().err
     mlsm("npm", "fill", "the value of it " * 60, "The value", *where, "--continue", 1)
     assert cut.replace("of 1", "of 2") in capsys.readouterr().err
-    assert "the text has no <mask>" in failing_mlsm(capsys, "npm", "fill", "nothing", *where)
+    assert main(["npm", "fill", TEXT, "nothing", *map(str, where)]) == 1
+    printed = capsys.readouterr()
+    assert "the text has no <mask>" in printed.err
+    assert TEXT not in printed.out
+    words = ("npm", "fill", "The value", *where, "--continue", 1, "--topk", 3)
+    assert "leave --topk out" in failing_mlsm(capsys, *words)
     mlsm("npm", "fill", TEXT, *where, "--neighbors", 10**6)  # all keys of the store
     assert "  mask 1" in capsys.readouterr().out
     for option, value, wanted in (("--contexts", -1, "be at least 0"), ("--continue", -3, "not be negative")):

@@ -47,7 +47,7 @@ def test_numbers_have_to_be_positive(tiny: TinyData, tmp_path: Path, capsys: Cap
     ("train", "valid", "message"),
     [
         ("a\tx\nb\n", "a\tx\n", r"train.tsv, line 2 has 1 columns; expected label, text"),
-        ("a\tx\nb\ty\n", "a\tx\nc\tx\n", r"valid.tsv has labels that .*train.tsv lacks: c$"),
+        ("a\tx\nb\ty\n", "a\tx\nc\ty\n", r"valid.tsv has labels that .*train.tsv lacks: c$"),
         ("label\ttext\na\tx\nb\ty\n", "a\tx\nb\ty\n", r"train.tsv, line 1: no other text has the label 'label'"),
         ("a\tx\nb\ty\nb\tz\na\t\u200b\n", "a\tx\n", r"train.tsv, line 4: the text '\\u200b' has no tokens"),
         (

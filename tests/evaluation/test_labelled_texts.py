@@ -96,7 +96,8 @@ def test_json_lines_of_another_form_are_named(tmp_path: Path, content: str, mess
 
 
 def test_json_lines_have_no_header(tmp_path: Path) -> None:
-    lines = [json.dumps({"premise": "a", "hypothesis": "b", "label": label}) for label in (0, 0, 1, 1)]
+    rows = [("a", 0), ("b", 0), ("c", 1), ("d", 1)]
+    lines = [json.dumps({"premise": text, "hypothesis": "b", "label": label}) for text, label in rows]
     with pytest.raises(ValueError, match="have no header; leave --header out"):
         read(tmp_path, "\n".join(lines), "x.jsonl", header=True)
     train, other = read(tmp_path, "\n".join(lines), "x.jsonl"), read(tmp_path, lines[3].replace("1", "2"), "y.jsonl")
@@ -119,6 +120,10 @@ def test_files_have_the_labels_and_columns_of_the_first(tmp_path: Path) -> None:
         check_same_kind(of("train", "a", "a"), [], regression=False)
     with pytest.raises(ValueError, match="train: no two texts have the same label; a line is the label, a tab and"):
         check_same_kind(of("train", "a", "b", "c"), [], regression=False, allow_single=True)
+    exchanged = LabelledTexts(Path("exchanged"), ("good", "bad", "good"), (("a",), ("a",), ("a",)), (1, 2, 3))
+    for learned, held_out in ((exchanged, []), (train, [exchanged])):
+        with pytest.raises(ValueError, match=r"exchanged has more labels \(2\) than different texts \(1\); a line is"):
+            check_same_kind(learned, held_out, regression=False, allow_single=True)
     with pytest.raises(ValueError, match="valid has labels that train lacks: c, d"):
         check_same_kind(train, [of("valid", "d", "a", "c")], regression=False)
     for regression in (False, True):
