@@ -12,7 +12,7 @@ from mlsm_plugin.cli.main import COMMANDS, build_parser
 # title of a page -> modules of the package
 API = {
     "Losses": "core.losses: latent_semantic token_contrastive span_contrastive cross_entropy",
-    "Hugging Face": "huggingface: adaptation training trainer_callback coding",
+    "Hugging Face": "huggingface: adaptation adaptation_settings training trainer_callback coding",
     "Collators": "huggingface: collators pretraining_sequences token_sequences",
     "Models": "huggingface: pretraining_model latent_semantic_model",
     "Encoders": "fairseq_plugin.models: latent_head_model mlsm_modern mlsm_deberta mlsm_roberta",

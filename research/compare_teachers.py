@@ -58,7 +58,7 @@ from mlsm_plugin.evaluation.finetuning import Finetuning
 from mlsm_plugin.evaluation.quality_settings import QualitySettings
 from mlsm_plugin.evaluation.sentence_encoders import open_sentence_encoder
 from mlsm_plugin.evaluation.settings import FinetuneSettings
-from mlsm_plugin.huggingface.adaptation import MASKS_OF_STUDENT, TRAINING_OF_STUDENT
+from mlsm_plugin.huggingface.adaptation_settings import MASKS_OF_STUDENT, TRAINING_OF_STUDENT
 from mlsm_plugin.huggingface.aligned_sequences import AlignedSequences, write_aligned
 from mlsm_plugin.huggingface.coding import learn_from_sequences
 from mlsm_plugin.huggingface.collators import AuxiliaryTextCollator, LatentSemanticCollator, MaskedLmCollator

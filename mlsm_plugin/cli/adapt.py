@@ -24,7 +24,7 @@ OF_CODES["coder"] = "topk"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
     from mlsm_plugin.evaluation.quality_settings import QualitySettings
-    from mlsm_plugin.huggingface.adaptation import Adaptation
+    from mlsm_plugin.huggingface.adaptation_settings import Adaptation
     from mlsm_plugin.huggingface.collators import Masking
     from mlsm_plugin.huggingface.training import TrainingSettings
 
@@ -83,7 +83,8 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
     from mlsm_plugin.core.hidden_states.hf_encoder import HuggingFaceSource
     from mlsm_plugin.core.sparse_coding.sparse_coder import torch_threads
     from mlsm_plugin.evaluation.held_out_quality import SMALL, HeldOutQuality
-    from mlsm_plugin.huggingface.adaptation import REGRESSION, WITH_CODES, Adaptation, adapt
+    from mlsm_plugin.huggingface.adaptation import adapt
+    from mlsm_plugin.huggingface.adaptation_settings import REGRESSION, WITH_CODES, Adaptation
     from mlsm_plugin.huggingface.collators import Masking
     from mlsm_plugin.huggingface.training import TrainingSettings
 
@@ -148,7 +149,7 @@ def _check_push(args: argparse.Namespace) -> None:
 
 def _push(args: argparse.Namespace) -> None:
     from mlsm_plugin.core.files.hub_repository import MAIN, push_branches
-    from mlsm_plugin.huggingface.adaptation import MODEL
+    from mlsm_plugin.huggingface.adaptation_folder import MODEL
 
     folders = {MAIN: Path(args.output, MODEL)}
     print()
@@ -158,7 +159,7 @@ def _push(args: argparse.Namespace) -> None:
 
 def _fill_in_recipe(args: argparse.Namespace) -> None:
     """Set the options that depend on ``--student``, unless the command line sets them."""
-    from mlsm_plugin.huggingface.adaptation import COLLATORS, MASKS_OF_STUDENT, TRAINING_OF_STUDENT
+    from mlsm_plugin.huggingface.adaptation_settings import COLLATORS, MASKS_OF_STUDENT, TRAINING_OF_STUDENT
     from mlsm_plugin.huggingface.collators import Masking
     from mlsm_plugin.huggingface.training import TrainingSettings
 
@@ -179,7 +180,7 @@ def _fill_in_recipe(args: argparse.Namespace) -> None:
 
 def _check_begun_with(objective: str, output: str) -> None:
     """Raise ValueError if a folder was begun with another objective, which was the default or was passed."""
-    from mlsm_plugin.huggingface.adaptation import recorded_objective
+    from mlsm_plugin.huggingface.adaptation_folder import recorded_objective
 
     recorded = recorded_objective(output)
     if recorded not in (None, objective):
@@ -221,7 +222,7 @@ def _print_figures(figures: dict[str, JsonObject], output: str) -> None:
 
 def _usage(output: Path, *, fills_masks: bool) -> str:
     """A command that tries the model on sentences of the held-out text."""
-    from mlsm_plugin.huggingface.adaptation import HELD_OUT_TEXT, MODEL
+    from mlsm_plugin.huggingface.adaptation_folder import HELD_OUT_TEXT, MODEL
     from mlsm_plugin.huggingface.sentence_modules import MODULES_FILE
 
     model = output / MODEL

@@ -19,7 +19,7 @@ from mlsm_plugin.core.text.text_files import check_text
 from mlsm_plugin.explore.masked_tokens import MaskedTokens
 from mlsm_plugin.explore.phrases import Phrases
 from mlsm_plugin.explore.property_names import labels_of_adaptation, labels_of_text
-from mlsm_plugin.huggingface.adaptation import MODEL
+from mlsm_plugin.huggingface.adaptation_folder import MODEL
 from mlsm_plugin.reports.adapted_texts import check_finished, is_adaptation
 from mlsm_plugin.search.index import Hit, SearchIndex
 from mlsm_plugin.search.text_codes import PredictedCodes, TextCoder, open_text_coder

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from mlsm_plugin.core.hidden_states.hf_encoder import HuggingFaceEncoder
     from mlsm_plugin.core.losses.token_contrastive import Contrast
     from mlsm_plugin.core.sparse_coding.coder import load_coder
-    from mlsm_plugin.huggingface.adaptation import Adaptation, adapt
+    from mlsm_plugin.huggingface.adaptation import adapt
+    from mlsm_plugin.huggingface.adaptation_settings import Adaptation
     from mlsm_plugin.huggingface.aligned_sequences import write_aligned
     from mlsm_plugin.huggingface.coding import encode_sequences, learn_from_sequences
     from mlsm_plugin.huggingface.collators import (
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from mlsm_plugin.huggingface.training import TrainingSettings, muon_adamw
 
 _MODULE_OF = {
-    "Adaptation": "mlsm_plugin.huggingface.adaptation",
+    "Adaptation": "mlsm_plugin.huggingface.adaptation_settings",
     "CodingSettings": "mlsm_plugin.core.coding.split_coder",
     "Contrast": "mlsm_plugin.core.losses.token_contrastive",
     "DistilledModel": "mlsm_plugin.huggingface.distilled_model",

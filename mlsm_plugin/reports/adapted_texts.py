@@ -10,7 +10,7 @@ from mlsm_plugin.core.files.progress import Progress
 from mlsm_plugin.core.files.step_record import RECORD, StepRecord
 from mlsm_plugin.core.sparse_coding.code_store import META_FILE, CodeStore
 from mlsm_plugin.core.text.hf_tokenizer import HuggingFaceTokenizer
-from mlsm_plugin.huggingface.adaptation import AUXILIARY, MODEL, PLACES, TEXT_PARTS
+from mlsm_plugin.huggingface.adaptation_folder import AUXILIARY, MODEL, PLACES, TEXT_PARTS
 from mlsm_plugin.huggingface.aligned_sequences import AlignedSequences
 from mlsm_plugin.huggingface.pretraining_sequences import PretrainingSequences
 from mlsm_plugin.huggingface.token_sequences import TokenSequences

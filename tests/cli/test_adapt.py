@@ -27,7 +27,8 @@ from mlsm_plugin.core.hidden_states.hf_encoder import load_library_model
 from mlsm_plugin.core.text.hf_tokenizer import HuggingFaceTokenizer
 from mlsm_plugin.core.text.masked_reading import masked_lines
 from mlsm_plugin.huggingface import LatentSemanticModel, adaptation
-from mlsm_plugin.huggingface.adaptation import recorded_objective
+from mlsm_plugin.huggingface.adaptation_setup import AdaptationSetup
+from mlsm_plugin.huggingface.adaptation_text import AdaptationText
 from mlsm_plugin.huggingface.sentence_modules import modules_of, write_modules
 from mlsm_plugin.huggingface.token_sequences import TokenSequences
 from mlsm_plugin.huggingface.trainer_callback import ProgressBars
@@ -182,7 +183,7 @@ def test_a_folder_of_an_earlier_version_keeps_its_model(start: Path, tmp_path: P
     output = tmp_path / "out"
     command = words(start, output, "--updates", 1, "--valid", start / "valid.txt", objective="mlm")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(adaptation._Chain, "_evaluated_texts", [])
+        patch.setattr(AdaptationText, "evaluated_files", [])
         mlsm(*command)
     assert "holds_out" not in StepRecord(output / "steps.json").settings_of("text")
     capsys.readouterr()
@@ -226,12 +227,12 @@ def test_a_training_of_an_earlier_version_keeps_the_attention_dropout_of_its_mod
     output = tmp_path / "out"
     command = words(start, output, "--updates", 1, objective="mlm")
     with pytest.MonkeyPatch.context() as patch:
-        sized = adaptation._Chain._sized
+        sized = AdaptationSetup._sized
 
-        def sized_earlier(self: adaptation._Chain, training: TrainingSettings) -> TrainingSettings:
+        def sized_earlier(self: AdaptationSetup, training: TrainingSettings) -> TrainingSettings:
             return replace(sized(self, training), attention_dropout=None)
 
-        patch.setattr(adaptation._Chain, "_sized", sized_earlier)
+        patch.setattr(AdaptationSetup, "_sized", sized_earlier)
         mlsm(*command)
     assert "attention_dropout" not in StepRecord(output / "steps.json").settings_of("training")["training"]
     capsys.readouterr()
@@ -243,18 +244,15 @@ def test_a_training_of_an_earlier_version_keeps_the_attention_dropout_of_its_mod
 
 @pytest.mark.parametrize(
     ("step", "settings", "objective"),
-    [("before", {"objective": "taco"}, "taco"), ("dictionary", {"layer": 2}, "mlsm+mlm"), ("before", {}, None)],
+    [("before", {"objective": "taco"}, "taco"), ("dictionary", {"layer": 2}, "mlsm+mlm")],
 )
 def test_a_folder_of_another_objective_needs_it_named(
-    start: Path, tmp_path: Path, capsys: Capture, step: str, settings: dict[str, Any], objective: str | None
+    start: Path, tmp_path: Path, capsys: Capture, step: str, settings: dict[str, Any], objective: str
 ) -> None:
     output = tmp_path / "out"
     output.mkdir()
     record = {step: {"signature": {"settings": settings}, "done": True}}
     (output / "steps.json").write_text(json.dumps(record), encoding="utf-8")
-    if objective is None:
-        assert recorded_objective(output) is None
-        return
     command = words(start, output, objective="mlm")
     place = command.index("--objective")
     line = failing_mlsm(capsys, *command[:place], *command[place + 2 :])

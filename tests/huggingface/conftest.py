@@ -8,6 +8,7 @@ import pytest
 
 from tests.conftest import made_once, mlsm
 from tests.huggingface.coded_model import CodedModel, coded_model
+from tests.huggingface.tiny_adaptation import write_start
 
 
 @pytest.fixture(scope="module")
@@ -20,3 +21,9 @@ def coded(tmp_path_factory: pytest.TempPathFactory, english_text: tuple[Path, Pa
 def codes(coded: CodedModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The codes of the text."""
     return made_once(tmp_path_factory, "stored-codes", lambda root: mlsm(*coded.words(root / "codes"))) / "codes"
+
+
+@pytest.fixture
+def start(tmp_path_factory: pytest.TempPathFactory, english_text: tuple[Path, Path]) -> Path:
+    """A folder with a text and a model, from which an adaptation starts."""
+    return made_once(tmp_path_factory, "start-of-adaptation", lambda root: write_start(root, english_text[0]))

@@ -1,27 +1,37 @@
-"""What an adaptation is made of; test_adapt of the command runs it."""
+"""The steps of an adaptation in their order; test_adapt of the command runs them."""
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from mlsm_plugin.core.hidden_states.hf_encoder import HuggingFaceSource
-from mlsm_plugin.huggingface.adaptation import Adaptation
-from tests.huggingface.tiny_corpus import tiny_bert
+from mlsm_plugin.huggingface import adaptation
+from tests.huggingface.tiny_adaptation import setup_of
 
 
-def test_settings_out_of_range_are_one_line() -> None:
-    with pytest.raises(ValueError, match="objective must be one of mlm, mlsm"):
-        Adaptation("model", ["text"], "out", objective="none")
-    for epochs in (0, math.inf, math.nan):
-        with pytest.raises(ValueError, match="epochs must be"):
-            Adaptation("model", ["text"], "out", epochs=epochs)
-
-
-def test_the_model_itself_is_coded_unless_another_is_named(tmp_path: Path) -> None:
-    assert Adaptation("model", ["text"], "out").auxiliary_model == "model"
-    assert Adaptation("model", ["text"], "out", objective="mlsm", auxiliary="other").auxiliary_model == "other"
-    tiny_bert().save_pretrained(tmp_path)
-    assert HuggingFaceSource.layers_of(tmp_path) == 2
+@pytest.mark.parametrize(
+    ("settings", "names"),
+    [
+        ({}, "text before training"),
+        ({"column": "body"}, "documents text before training"),
+        ({"objective": "mlsm"}, "text dictionary codes before training"),
+        ({"objective": "mlsm+mlm", "latent_source": "online"}, "text dictionary before training"),
+        ({"objective": "regression+mlm"}, "text before training"),
+        ({"objective": "distill-vectors"}, "text vectors before training"),
+        ({"student": "1x64", "vocab_size": 300}, "tokenizer text before training"),
+        (
+            {"student": "1x64", "vocab_size": 300, "objective": "mlsm", "column": "body"},
+            "documents tokenizer text alignment dictionary codes before training",
+        ),
+    ],
+)
+def test_an_objective_has_its_steps_in_order(start: Path, tmp_path: Path, settings: dict[str, Any], names: str) -> None:
+    if settings.get("objective") == "distill-vectors":
+        settings = {**settings, "teacher": str(start / "model")}
+    steps = adaptation._Chain(setup_of(start, tmp_path, **settings)).steps()
+    assert [step.name for step in steps] == names.split()
+    outputs = [output for step in steps for output in step.outputs]
+    assert len(set(outputs)) == len(outputs)
+    assert not list(tmp_path.iterdir())  # a list of steps makes nothing

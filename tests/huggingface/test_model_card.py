@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mlsm_plugin.huggingface.adaptation import MODELS
+from mlsm_plugin.huggingface.adaptation_settings import MODELS
 from mlsm_plugin.huggingface.model_card import PAPERS, CardFacts, add_quality, write_card
 
 

@@ -11,7 +11,7 @@ import pytest
 from mlsm_plugin.core.coding.coder_learning import LearningSettings
 from mlsm_plugin.core.coding.split_coder import CodingSettings
 from mlsm_plugin.core.files.settings import identity, names_that_decide_nothing, option, undeciding
-from mlsm_plugin.huggingface.adaptation import Adaptation
+from mlsm_plugin.huggingface.adaptation_settings import Adaptation
 from mlsm_plugin.huggingface.training import TrainingSettings
 
 

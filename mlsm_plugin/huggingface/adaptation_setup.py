@@ -1,0 +1,142 @@
+"""What the settings of an adaptation come to with its model, its output folder and this machine."""
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from mlsm_plugin.core.coding.coder_learning import LASSO, LearningSettings
+from mlsm_plugin.core.coding.settings import STORE
+from mlsm_plugin.core.files.json_checks import JsonObject
+from mlsm_plugin.core.files.metric_log import MetricLog
+from mlsm_plugin.core.files.process_rank import ProcessRank
+from mlsm_plugin.core.files.settings import identity
+from mlsm_plugin.core.files.step_record import StepRecord
+from mlsm_plugin.core.hidden_states.hf_encoder import FLOAT32_ONLY, HuggingFaceSource, model_and_tokenizer
+from mlsm_plugin.huggingface.adaptation_folder import LOGS
+from mlsm_plugin.huggingface.adaptation_settings import COLLATORS, REGRESSION, WITH_AUXILIARY, WITH_CODES, Adaptation
+from mlsm_plugin.huggingface.pretraining_sequences import SEQUENCES_OF_GROUP
+from mlsm_plugin.huggingface.student_model import student_config
+from mlsm_plugin.huggingface.text_sequences import default_max_length
+from mlsm_plugin.huggingface.training import TrainingSettings
+
+LENGTH_OF_STUDENT = 128
+
+
+class AdaptationSetup:
+    """The settings with every default filled in; ValueError if model and settings do not fit together.
+
+    Attributes:
+        settings: what the user chose.
+        process: this process, of those that run now.
+        record: the finished steps in the output folder.
+        processes: how many train, on which batches and updates depend: of the recorded training, else of this run.
+        output: the output folder.
+        source: the folder of MODEL.
+        source_tokenizer: the tokenizer of MODEL, with which the auxiliary model reads.
+        config: the configuration of the model that is trained.
+        training: how it is trained, with the precision and the sizes of batches that are used.
+        device: where hidden states, vectors and quality are computed.
+        learning: how the dictionary is learned; None: the objective needs none.
+        layer: hidden state of the auxiliary model that is coded or predicted.
+        length: longest sequence in ids.
+    """
+
+    def __init__(self, settings: Adaptation, process: ProcessRank, record: StepRecord) -> None:
+        self.settings = settings
+        self.process = process
+        self.record = record
+        self.processes: int = record.settings_of("training").get("processes", process.world_size)
+        self.output = Path(settings.output)
+        self.source, self.config, self.source_tokenizer = model_and_tokenizer(settings.model, weights=True)
+        if settings.student is not None:
+            self.config = student_config(settings.student)
+        self.training = settings.training
+        if self.config.model_type in FLOAT32_ONLY:
+            if self.training.bf16 == "on":
+                raise ValueError(f"a model of type {self.config.model_type} overflows in bfloat16; pass --bf16 off")
+            self.training = replace(self.training, bf16="off")
+        self.device = "cpu" if settings.training.cpu else process.device(torch.cuda.device_count())
+        self.learning: LearningSettings | None = None
+        self.layer = 0
+        if settings.objective in WITH_AUXILIARY:
+            last = HuggingFaceSource.layers_of(settings.auxiliary_model)
+            self.layer = last if settings.regressed_layer is None else settings.regressed_layer
+        if settings.objective in WITH_CODES:
+            learning = settings.learning or LearningSettings(layer=last, coder="topk")
+            self.learning = replace(learning, device=self.device, log=self._log(learning))
+            self.layer = learning.layer
+        self.length = settings.max_length or default_max_length(self.source)
+        if settings.max_length is None and settings.student is not None:
+            self.length = min(self.length, LENGTH_OF_STUDENT)
+        self.training = self._sized(self.training)
+
+    def _sized(self, training: TrainingSettings) -> TrainingSettings:
+        """The training with batch sizes as chosen, else as recorded, else to suit the length."""
+        recorded = self.record.settings_of("training").get("training", {})
+        is_earlier = recorded and "attention_dropout" not in recorded  # such a run has the dropout of the model
+        if training.attention_dropout is None and not is_earlier:
+            training = replace(training, attention_dropout=0.0)
+        is_unset = training.batch_size is None and training.accumulate is None
+        if is_unset and "batch_size" in recorded:
+            return replace(training, batch_size=recorded["batch_size"], accumulate=recorded["accumulate"])
+        group = SEQUENCES_OF_GROUP if self.settings.objective == "npm" else 1
+        training = training.for_length(self.length, group)
+        return replace(training, batch_size=training.samples_per_batch, accumulate=training.batches_per_update)
+
+    def _log(self, learning: LearningSettings) -> MetricLog:
+        """The log for the training of an SAE: the same as the Trainer's, if that is TensorBoard or Weights & Biases."""
+        names = self.settings.training.report_to if learning.coder != LASSO else []
+        board = str(self.output / LOGS / "dictionary") if "tensorboard" in names else None
+        return MetricLog(board, os.environ.get("WANDB_PROJECT", "huggingface") if "wandb" in names else None)
+
+    def updates(self, sequences: int) -> int:
+        """The number of updates with so many sequences to train on."""
+        epochs = self.settings.epochs
+        if epochs is None:
+            return self.training.updates
+        return self.training.updates_of_epochs(epochs, sequences, self.process.world_size)
+
+    def training_identity(self) -> JsonObject:
+        """The settings that decide the trained model, besides the text."""
+        settings = self.settings
+        training = identity(settings)
+        training["model"] = HuggingFaceSource.fingerprint_of(settings.model)
+        if settings.latent_source == STORE:  # records of earlier versions lack it
+            del training["latent_source"]
+        recipe = identity(self.training)
+        for name in ("lora", "attention_dropout"):
+            if recipe[name] is None:  # records of earlier versions lack it
+                del recipe[name]
+        training["training"] = recipe
+        training["processes"] = self.processes
+        if settings.student is not None:
+            training["student"] = self.config.to_dict() if os.path.exists(settings.student) else settings.student
+        if settings.objective == "distill":
+            training["teacher"] = HuggingFaceSource.fingerprint_of(str(settings.teacher))
+        del training["regressed_layer"]  # records of earlier versions lack it
+        if settings.objective == REGRESSION:
+            training["regressed_layer"] = self.layer
+            training["auxiliary"] = HuggingFaceSource.fingerprint_of(settings.auxiliary_model)
+        return training
+
+    def settings_of_card(self, sequences_of_update: int) -> dict[str, object]:
+        """The settings that the card of the model shows, by name."""
+        masking = self.settings.masking
+        shown: dict[str, object] = {"ids of a sequence": f"at most {self.length}"}
+        if self.settings.objective in COLLATORS:
+            shown["masked"] = masking.mask_prob
+            if masking.mask_prob_end is not None:
+                shown["masked at the end"] = masking.mask_prob_end
+        shown["sequences of an update"] = sequences_of_update
+        shown["optimizer"] = self.training.optimizer
+        shown["learning rate"] = self.training.learning_rate
+        if self.training.attention_dropout is not None:
+            shown["attention dropout"] = self.training.attention_dropout
+        if self.training.lora is not None:
+            shown["LoRA"] = f"rank {self.training.lora}, merged"
+        shown["seed"] = self.training.seed
+        if self.learning is not None:
+            shown["dictionary"] = f"{self.learning.coder}, {self.learning.atoms} atoms, layer {self.learning.layer}"
+        return shown

@@ -1,0 +1,58 @@
+"""What is filled in where the settings of an adaptation leave a choice."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlsm_plugin.core.coding.coder_learning import LearningSettings
+from mlsm_plugin.huggingface import Masking, TrainingSettings
+from tests.huggingface.tiny_adaptation import setup_of
+
+LAYERS = 3
+
+
+@pytest.mark.parametrize(
+    ("settings", "length"), [({}, 200), ({"student": "1x64"}, 128), ({"student": "1x64", "max_length": 150}, 150)]
+)
+def test_a_new_model_reads_shorter_sequences(
+    start: Path, tmp_path: Path, settings: dict[str, Any], length: int
+) -> None:
+    assert setup_of(start, tmp_path, **{"max_length": None, **settings}).length == length
+
+
+def test_the_auxiliary_model_is_read_at_its_last_layer(start: Path, tmp_path: Path) -> None:
+    assert setup_of(start, tmp_path, objective="regression+mlm").layer == LAYERS
+    assert setup_of(start, tmp_path, objective="regression+mlm", regressed_layer=1).layer == 1
+    coded = setup_of(start, tmp_path, objective="mlsm")
+    assert coded.learning is not None
+    assert (coded.learning.layer, coded.layer) == (LAYERS, LAYERS)
+    assert setup_of(start, tmp_path, objective="mlsm", learning=LearningSettings(layer=2)).layer == 2
+    assert setup_of(start, tmp_path).learning is None
+
+
+def test_recorded_processes_and_batches_go_on(start: Path, tmp_path: Path) -> None:
+    recipe = {"batch_size": 3, "accumulate": 5, "attention_dropout": 0.0}
+    record = {"training": {"signature": {"settings": {"training": recipe, "processes": 2}}}}
+    (tmp_path / "steps.json").write_text(json.dumps(record), encoding="utf-8")
+    setup = setup_of(start, tmp_path, training=TrainingSettings(cpu=True, bf16="off"))
+    assert (setup.processes, setup.training.batch_size, setup.training.accumulate) == (2, 3, 5)
+    setup = setup_of(start, tmp_path, training=TrainingSettings(cpu=True, bf16="off", batch_size=4))
+    assert setup.training.batch_size == 4
+
+
+def test_epochs_count_in_place_of_updates(start: Path, tmp_path: Path) -> None:
+    training = TrainingSettings(cpu=True, bf16="off", batch_size=4, accumulate=2, updates=7)
+    assert setup_of(start, tmp_path, training=training).updates(80) == 7
+    assert setup_of(start, tmp_path, training=training, epochs=1.5).updates(80) == 15
+
+
+def test_a_card_shows_what_the_objective_has(start: Path, tmp_path: Path) -> None:
+    masking = Masking(mask_prob=0.3, mask_prob_end=0.2)
+    coded = setup_of(start, tmp_path, objective="mlsm", masking=masking).settings_of_card(8)
+    assert (coded["masked"], coded["masked at the end"], coded["sequences of an update"]) == (0.3, 0.2, 8)
+    assert str(coded["dictionary"]).endswith("layer 3")
+    assert not {"masked", "dictionary"} & set(setup_of(start, tmp_path, objective="npm").settings_of_card(8))
