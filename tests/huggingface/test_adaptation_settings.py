@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,10 @@ def test_settings_out_of_range_are_one_line() -> None:
     for epochs in (0, math.inf, math.nan):
         with pytest.raises(ValueError, match="epochs must be"):
             Adaptation("model", ["text"], "out", epochs=epochs)
+    student = Adaptation("model", ["text"], "out", objective="mlm", student="4x256", vocab_size=4000)
+    with pytest.raises(ValueError, match="leave vocab_size out"):
+        replace(student, objective="distill", teacher="teacher")
+    replace(student, objective="distill-vectors", teacher="teacher")
 
 
 def test_the_model_itself_is_coded_unless_another_is_named(tmp_path: Path) -> None:
