@@ -86,8 +86,8 @@ def coded_blocks(dataset: PretrainingSequences, max_tokens: int) -> Iterator[Blo
             if done >= max_tokens:
                 break
             samples = [dataset[index] for index in range(first, min(first + SEQUENCES_AT_ONCE, len(dataset)))]
-            ids = np.concatenate([sample.input_ids for sample in samples])
-            positions = np.concatenate([sample.positions for sample in samples])
+            ids = np.concatenate([sample.input_ids for sample in samples])[: max_tokens - done]
+            positions = np.concatenate([sample.positions for sample in samples])[: max_tokens - done]
             atoms, weights = store.lookup(np.maximum(positions, 0))
             used = (weights > 0) & (positions >= 0)[:, None]
             rows = np.nonzero(used)[0]

@@ -152,6 +152,7 @@ def _coded_blocks(reader: BlockReader, store: CodeStore, max_tokens: int) -> Ite
         for start, size in zip(reader.starts.tolist(), reader.sizes.tolist(), strict=True):
             if done >= max_tokens:
                 break
-            yield reader.flat_tokens(start, start + size), store.rows(start, start + size)
-            done += size
-            progress.update(size)
+            end = start + min(size, max_tokens - done)
+            yield reader.flat_tokens(start, end), store.rows(start, end)
+            done += end - start
+            progress.update(end - start)

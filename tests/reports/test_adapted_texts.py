@@ -11,7 +11,7 @@ import pytest
 from mlsm_plugin.core.text.hf_tokenizer import HuggingFaceTokenizer
 from mlsm_plugin.huggingface.pretraining_sequences import PretrainingSequences
 from mlsm_plugin.huggingface.token_sequences import TokenSequences
-from mlsm_plugin.reports.adapted_texts import is_adaptation, summarize_adaptation
+from mlsm_plugin.reports.adapted_texts import coded_blocks, coded_part, is_adaptation, summarize_adaptation
 from tests.adapted_student import ATOMS, adapted_student
 from tests.conftest import failing_mlsm, mlsm
 
@@ -39,6 +39,11 @@ def test_atoms_are_summarized_over_the_tokens_of_the_model(adapted: Path) -> Non
         for atom in range(ATOMS):
             share = float(((atoms == atom) & (weights > 0)).any(axis=1).sum()) / store.meta["coded_tokens"]
             assert summaries[atom].frequency == pytest.approx(share, rel=0.2)
+
+
+def test_no_more_tokens_are_read_than_asked_for(adapted: Path) -> None:
+    blocks = list(coded_blocks(coded_part(adapted, "train"), 10))
+    assert [(len(ids), codes.shape) for ids, codes in blocks] == [(10, (10, ATOMS))]
 
 
 def test_both_parts_of_the_text_are_shown(adapted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -33,7 +33,8 @@ def read_names(path: PathLike, num_atoms: int) -> dict[int, str]:
             raise ValueError(f"{path}: expected the number of an atom and a text, got {key!r}: {name!r:.80}")
         if atom >= num_atoms:
             raise ValueError(
-                f"{path} names atom {atom}, but there are only {num_atoms:,}; pass names of this dictionary"
+                f"{path} names atom {atom}, but there are only {num_atoms:,}, numbered from 0; pass names of this "
+                "dictionary"
             )
         if atom in names:
             raise ValueError(f"{path} names atom {atom} twice; keep one of the names")
@@ -55,7 +56,7 @@ def _of_folder(folder: Path) -> Iterable[tuple[object, object]]:
 
 
 def _of_json(value: object, path: Path) -> Iterable[tuple[object, object]]:
-    if isinstance(value, dict):
+    if isinstance(value, dict) and value:
         return value.items()
     if isinstance(value, list):
         for keys in KEYS:

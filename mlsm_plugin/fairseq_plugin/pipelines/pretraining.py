@@ -135,7 +135,7 @@ def pretrain(
     """
     save_dir = Path(save_dir)
     last = save_dir / LAST
-    begin_run(data_bin, save_dir, flags)
+    begin_run(data_bin, save_dir, flags, arch=arch)
     reached = updates_of(last)
     if reached > max_update:
         raise ValueError(
@@ -193,13 +193,13 @@ def process_of(flags: Sequence[str]) -> ProcessRank:
     return ProcessRank(rank, ranks)
 
 
-def begin_run(data_bin: PathLike, save_dir: Path, flags: Sequence[str]) -> StepRecord:
+def begin_run(data_bin: PathLike, save_dir: Path, flags: Sequence[str], *, arch: str | None = None) -> StepRecord:
     """Make the folder of a run with the record of its data and the tokenizer, and repair its last checkpoint.
 
     Returns the record, which only the first process of a training with these flags writes.
 
     OSError if a dataset lacks its dictionary or its training split; ValueError if the folder holds a run on other data
-    or is damaged, or the datasets have different vocabularies.
+    or of another architecture, or is damaged, or the datasets have different vocabularies.
     """
     folders = folders_of(data_bin)
     fingerprints = [split_fingerprint(Path(folder, "train")) for folder in folders]
@@ -209,7 +209,13 @@ def begin_run(data_bin: PathLike, save_dir: Path, flags: Sequence[str]) -> StepR
     if valid.with_suffix(".idx").is_file():
         content["valid"] = split_fingerprint(valid)
     record = StepRecord(save_dir / RECORD, process_of(flags))
-    repair_last(save_dir / LAST)
+    last = save_dir / LAST
+    repair_last(last)
+    if arch and last.exists() and architecture_of(last) != arch:
+        raise ValueError(
+            f"{save_dir} holds a run with --arch {architecture_of(last)}, and not {arch}; leave --arch out to resume "
+            "it, or choose another --save-dir"
+        )
     with only_writer(save_dir):  # the trainer takes the lock later
         record.keep_settings("data", content, advice)
         copy_tokenizer(folders[0], save_dir)
@@ -229,14 +235,9 @@ def train_until(
     """Train until update ``goal``, unless the run has reached it; an existing run is resumed.
 
     ``part`` holds the flags of this part of the run, which override ``flags``; see :func:`pretrain` for the rest.
-    ValueError if the existing run has another architecture, or the trainer failed.
+    ValueError if the trainer failed.
     """
     last = save_dir / LAST
-    if arch and last.exists() and architecture_of(last) != arch:
-        raise ValueError(
-            f"{save_dir} holds a run with --arch {architecture_of(last)}, and not {arch}; leave --arch out to resume "
-            "it, or choose another --save-dir"
-        )
     if updates_of(last) >= goal:
         return
     source = last if last.exists() else _restored(flags)

@@ -122,7 +122,7 @@ def pretrain_in_stages(
     learning = replace(learning, device=device, fp16=learning.fp16 or in_half_precision(device, flags))
     run = _Run(os.fspath(data_bin), settings, learning, layer, blocks, flags, coded)
     stages = stages_of(save_dir, max_update, settings.stages)
-    record = begin_run(data_bin, save_dir, flags)
+    record = begin_run(data_bin, save_dir, flags, arch=arch)
     keep_stages(record, stages, decides, OF_FIRST_STAGE)
     flags = [*flags, "--seed", str(learning.seed), *block_flags(blocks)]
 

@@ -39,13 +39,14 @@ def test_the_folder_of_delphi(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ({"4": "rain"}, "names atom 4, but there are only 4; pass names of this dictionary"),
+        ({"4": "rain"}, "names atom 4, but there are only 4, numbered from 0; pass names of this dictionary"),
         ({"-1": "rain"}, "expected the number of an atom and a text, got '-1': 'rain'"),
         ({"\u0663": "rain"}, "expected the number of an atom"),
         ({"rain": "0"}, "expected the number of an atom"),
         ({"0": 3}, "expected the number of an atom and a text, got '0': 3"),
         ({"0": "a", "00": "b"}, "names atom 0 twice"),
         ([{"index": 0, "text": "rain"}], "has no names of atoms; expected an object"),
+        ({}, "has no names of atoms; expected an object"),
         ([], "has no names of atoms; expected an object"),
         ("rain", "has no names of atoms; expected an object"),
     ],

@@ -12,8 +12,11 @@ import torch
 from fairseq import options
 
 import mlsm_plugin  # noqa: F401  (registers)
+from mlsm_plugin.core.coding.coder_learning import LearningSettings
+from mlsm_plugin.core.coding.settings import StageSettings
 from mlsm_plugin.core.files.atomic_files import read_json, write_json
 from mlsm_plugin.core.files.process_rank import ProcessRank
+from mlsm_plugin.core.hidden_states.settings import BlockSettings
 from mlsm_plugin.fairseq_plugin.compat.checkpoint_states import architecture_of
 from mlsm_plugin.fairseq_plugin.pipelines.pretraining import (
     KEPT_PERCENTAGES,
@@ -28,6 +31,7 @@ from mlsm_plugin.fairseq_plugin.pipelines.pretraining import (
     separate_words,
     updates_of,
 )
+from mlsm_plugin.fairseq_plugin.pipelines.self_coded_pretraining import pretrain_in_stages
 from tests.tiny_models import TinyData
 
 
@@ -142,6 +146,16 @@ def test_a_run_is_not_resumed_with_another_architecture(tiny: TinyData, tmp_path
     for updates in (20, 3):  # the run has three
         with pytest.raises(ValueError, match="holds a run with --arch mlsm_roberta_tiny, and not mlsm_modern_tiny; le"):
             pretrain(tiny.data_bin, tmp_path / "auxiliary", arch="mlsm_modern_tiny", max_update=updates, flags=[])
+    with pytest.raises(ValueError, match="leave --arch out"):
+        pretrain_in_stages(
+            tiny.data_bin,
+            tmp_path / "auxiliary",
+            StageSettings(),
+            LearningSettings(layer=0),
+            BlockSettings(),
+            arch="mlsm_modern_tiny",
+            max_update=20,
+        )
 
 
 def with_updates(tiny: TinyData, path: Path, updates: int) -> Path:
