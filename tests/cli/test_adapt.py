@@ -169,6 +169,7 @@ def test_another_valid_text_repeats_the_evaluation_alone(
     assert figures_in(fresh) == second
 
 
+@pytest.mark.slow
 def test_a_valid_text_in_place_of_the_end_of_the_text_trains_again(
     start: Path, tmp_path: Path, capsys: Capture
 ) -> None:
@@ -308,7 +309,7 @@ def test_a_model_without_a_head_gets_a_new_one(
     assert all(torch.equal(values, weights[1][name]) for name, values in weights[0].items())
 
 
-@pytest.mark.parametrize("vocabulary", [(), ("--vocab-size", 300)])
+@pytest.mark.parametrize("vocabulary", [pytest.param((), marks=pytest.mark.slow), ("--vocab-size", 300)])
 def test_a_student_has_a_size_and_maybe_a_vocabulary_of_its_own(
     start: Path, tmp_path: Path, vocabulary: tuple[object, ...]
 ) -> None:
@@ -337,7 +338,7 @@ def test_a_student_has_a_size_and_maybe_a_vocabulary_of_its_own(
     assert (training["masking"]["mask_prob"], training["masking"]["mask_prob_end"]) == (0.3, 0.15)
 
 
-@pytest.mark.parametrize("more", [(), ("--student", "1x64", "--vocab-size", 300)])
+@pytest.mark.parametrize("more", [(), pytest.param(("--student", "1x64", "--vocab-size", 300), marks=pytest.mark.slow)])
 def test_hidden_states_are_learned_without_a_dictionary(
     start: Path, tmp_path: Path, capsys: Capture, more: tuple[object, ...]
 ) -> None:
@@ -362,6 +363,7 @@ def test_hidden_states_are_learned_without_a_dictionary(
     assert not list(output.glob("tokens.old"))
 
 
+@pytest.mark.slow
 def test_codes_computed_online_are_those_of_the_store(start: Path, tmp_path: Path, capsys: Capture) -> None:
     for source in ("store", "online"):
         mlsm(*words(start, tmp_path / source, "--latent-top", 2, "--latent-source", source))
@@ -515,6 +517,7 @@ def test_several_gpus_need_several_processes(
     assert not (tmp_path / "out" / "steps.json").exists()
 
 
+@pytest.mark.slow
 def test_a_corrected_command_is_not_refused(start: Path, tmp_path: Path, capsys: Capture) -> None:
     for wrong in (("--layer", 9), ("--atoms", 100_000)):
         failing_mlsm(capsys, *words(start, tmp_path / "out", *wrong))
@@ -544,6 +547,7 @@ def test_a_model_without_masked_lm_is_used_for_vectors(start: Path, tmp_path: Pa
     assert -1 <= cosine <= 1
 
 
+@pytest.mark.slow
 def test_npm_holds_out_two_sequences_of_a_short_text(start: Path, tmp_path: Path, capsys: Capture) -> None:
     short, one = tmp_path / "short.txt", tmp_path / "one.txt"
     lines = (start / "text.txt").read_text(encoding="utf-8").splitlines(keepends=True)
@@ -575,6 +579,7 @@ def test_every_objective_lowers_its_loss(start: Path, tmp_path: Path, objective:
     assert (tmp_path / "out" / "dictionary").exists() == (objective == "mlsm")
 
 
+@pytest.mark.slow
 def test_muon_trains_too(start: Path, tmp_path: Path) -> None:
     command = words(start, tmp_path / "out", "--valid", start / "valid.txt", objective="mlm")
     mlsm(*command, "--optimizer", "muon")
@@ -606,6 +611,7 @@ def test_the_model_is_pushed_once(start: Path, tmp_path: Path) -> None:
         assert mlsm_with_hub(endpoint, *command)[-1] == "main: pushed"
 
 
+@pytest.mark.slow
 def test_low_rank_updates_are_merged(start: Path, tmp_path: Path, capsys: Capture) -> None:
     pytest.importorskip("peft")
     output = tmp_path / "out"
@@ -683,6 +689,7 @@ def test_ranks_of_torchrun_code_and_train_together(start: Path, tmp_path: Path, 
         assert two[when] == pytest.approx(one[when], rel=0.05)
 
 
+@pytest.mark.slow
 def test_another_learning_rate_trains_again_on_the_same_codes(start: Path, tmp_path: Path, capsys: Capture) -> None:
     output = tmp_path / "out"
     mlsm(*words(start, output, "--updates", 2))
@@ -697,6 +704,7 @@ def test_another_learning_rate_trains_again_on_the_same_codes(start: Path, tmp_p
     assert (output / "model" / "model.safetensors").read_bytes() != first
 
 
+@pytest.mark.slow
 def test_a_dictionary_is_learned_from_five_passes_at_most(start: Path, tmp_path: Path) -> None:
     mlsm(*words(start, tmp_path / "out", "--updates", 1, "--tokens", 10**6))
     text = TokenSequences(tmp_path / "out" / "tokens")
@@ -704,6 +712,7 @@ def test_a_dictionary_is_learned_from_five_passes_at_most(start: Path, tmp_path:
     assert 4 * text.num_tokens < learned_from <= 5 * text.num_tokens
 
 
+@pytest.mark.slow
 def test_what_only_decides_speed_changes_nothing(start: Path, tmp_path: Path, capsys: Capture) -> None:
     mlsm(*words(start, tmp_path / "out", "--updates", 1))
     capsys.readouterr()
@@ -712,6 +721,7 @@ def test_what_only_decides_speed_changes_nothing(start: Path, tmp_path: Path, ca
     assert not list((tmp_path / "out").glob("*.old"))
 
 
+@pytest.mark.slow
 def test_a_finished_folder_may_lose_what_made_the_model(start: Path, tmp_path: Path) -> None:
     output = tmp_path / "out"
     mlsm(*words(start, output, "--updates", 1))
@@ -795,6 +805,7 @@ def test_what_cannot_be_is_one_line_before_anything_is_made(
     assert not (tmp_path / "out" / "model").exists()
 
 
+@pytest.mark.slow
 def test_taco_without_pairs_is_one_line_and_the_corrected_command_runs(
     start: Path, tmp_path: Path, capsys: Capture
 ) -> None:
@@ -885,6 +896,7 @@ def test_a_student_learns_sentence_vectors(valid: bool, start: Path, tmp_path: P
     assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.slow
 def test_the_trainer_and_the_autoencoder_log_for_tensorboard(
     start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

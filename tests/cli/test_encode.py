@@ -152,7 +152,7 @@ def assert_codes_are_those_of(
         assert np.abs(found - expected).sum(axis=1).max() < 0.02
 
 
-@pytest.mark.parametrize("layer", [0, 1, 2])
+@pytest.mark.parametrize("layer", [0, pytest.param(1, marks=pytest.mark.slow), 2])
 def test_codes_are_the_sparse_codes_of_the_hidden_states_of_the_layer(
     pipeline: Pipeline, data_bin: Path, tmp_path: Path, layer: int
 ) -> None:
@@ -186,6 +186,7 @@ def test_every_token_is_coded_except_special_ones(pipeline: Pipeline) -> None:
         assert coded[tokens > 2].mean() > 0.999  # a code is empty where no atom exceeds the penalty
 
 
+@pytest.mark.slow
 def test_sentence_longer_than_a_block_is_coded_in_pieces(pipeline: Pipeline, data_bin: Path) -> None:
     mlsm(*encode_words(pipeline, data_bin, "--tokens-per-sample", 16))
     lengths = [len(sentence) for sentence in split_tokens(data_bin, "valid")]

@@ -44,6 +44,7 @@ def own_dictionary(folder: Path, atoms: np.ndarray, *, layer: int = 2, lambda_: 
 # ---- coverage ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_coverage_codes_the_seeded_share_of_the_positions(
     pipeline: Pipeline, data_bin: Path, valid_tokens: np.ndarray
 ) -> None:
@@ -57,6 +58,7 @@ def test_coverage_codes_the_seeded_share_of_the_positions(
     assert meta["coded_tokens"] == (covered & (valid_tokens > 2)).sum()
 
 
+@pytest.mark.slow
 def test_seed_does_not_matter_where_all_is_coded(pipeline: Pipeline, data_bin: Path) -> None:
     mlsm(*encode_words(pipeline, data_bin, "--seed", 7))
     assert contents(data_bin / "valid.codes") == contents(pipeline.data_bin / "valid.codes")
@@ -92,6 +94,7 @@ class GapAt:
         return coded
 
 
+@pytest.mark.slow
 def test_inexact_codes_are_refused_with_their_place_and_leave_nothing(
     pipeline: Pipeline, data_bin: Path, valid_tokens: np.ndarray, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -263,6 +266,7 @@ def test_share_that_makes_no_sense_is_one_line(
 # ---- bad input ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_penalty_that_empties_all_codes_is_refused_with_the_limit(
     pipeline: Pipeline, data_bin: Path, capsys: Capture
 ) -> None:
@@ -303,6 +307,7 @@ def test_zero_atom_is_refused_by_number(pipeline: Pipeline, data_bin: Path, tmp_
     assert not (data_bin / "valid.codes").exists()
 
 
+@pytest.mark.slow
 def test_more_atoms_than_two_bytes_can_number(pipeline: Pipeline, data_bin: Path, tmp_path: Path) -> None:
     learned = np.load(pipeline.dictionary / "dictionary.npy")
     count = 2**16 + len(learned)

@@ -67,6 +67,7 @@ def test_a_mistyped_command_names_the_one_that_was_meant(capsys: pytest.CaptureF
     assert "there is no command 'xyz'; `mlsm --help` lists all" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_command_that_runs_has_what_the_package_registers() -> None:
     found = run("evaluate", "pairs", "--checkpoint", "nowhere", "--input", "nowhere.jsonl")
     assert found.returncode == 1

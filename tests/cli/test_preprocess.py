@@ -31,19 +31,32 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "
 Folder = dict[str, bytes]
 
 
-@pytest.fixture(scope="module")
-def folder(pipeline: Pipeline, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with texts and ``run``, which the command made of them; all its paths are relative."""
-    root = tmp_path_factory.mktemp("preprocess")
-    lines = pipeline.train_text.read_text(encoding="utf-8").splitlines(keepends=True)
+def write_texts(root: Path, text: Path) -> None:
+    """``train.txt`` and ``valid.txt``, as :func:`whole_command` names them."""
+    lines = text.read_text(encoding="utf-8").splitlines(keepends=True)
     (root / "train.txt").write_text("".join(lines[:500]), encoding="utf-8")
     (root / "valid.txt").write_text("".join(lines[500:540]), encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def folder(english_text: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with texts and ``run``, which the command made of them; all its paths are relative."""
+    root = tmp_path_factory.mktemp("preprocess")
+    write_texts(root, english_text[0])
     printed = io.StringIO()
     with contextlib.chdir(root), contextlib.redirect_stdout(printed), pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMP_NUM_THREADS", "1")
         assert main(whole_command()) == 0
     (root / "output.txt").write_text(printed.getvalue())
     return root
+
+
+@pytest.fixture
+def texts(english_text: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with texts alone, as the working directory."""
+    write_texts(tmp_path, english_text[0])
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
 
 
 @pytest.fixture
@@ -78,6 +91,7 @@ def codes_of(run: Path) -> Folder:
     return {path.name: path.read_bytes() for path in (run / "data-bin" / "train.codes").iterdir()}
 
 
+@pytest.mark.slow
 def test_command_makes_everything_that_training_reads(folder: Path) -> None:
     output = (folder / "output.txt").read_text()
     assert list(steps_in(output).items()) == [
@@ -90,6 +104,7 @@ def test_command_makes_everything_that_training_reads(folder: Path) -> None:
     assert (folder / "run" / "auxiliary" / "checkpoint_best.pt").is_file()
 
 
+@pytest.mark.slow
 def test_second_run_skips_every_step_and_touches_nothing(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
     before = files_of(here / "run")
     states = run_again(capfd)
@@ -117,6 +132,7 @@ def test_changed_text_runs_the_steps_from_there_on(here: Path, capfd: pytest.Cap
     assert set(states.values()) == {"done"}
 
 
+@pytest.mark.slow
 def test_deleted_result_is_made_again(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
     expected = codes_of(here / "run")
     shutil.rmtree(here / "run" / "data-bin" / "valid.codes")
@@ -125,6 +141,7 @@ def test_deleted_result_is_made_again(here: Path, capfd: pytest.CaptureFixture[s
     assert codes_of(here / "run") == expected
 
 
+@pytest.mark.slow
 def test_failed_step_is_one_line_and_what_was_made_of_its_old_result_is_made_again(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -140,6 +157,7 @@ def test_failed_step_is_one_line_and_what_was_made_of_its_old_result_is_made_aga
     assert codes_of(here / "run") == expected
 
 
+@pytest.mark.slow
 def test_coverage_reaches_the_codes(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
     states = run_again(capfd, "--coverage", "0.5")
     assert [step for step, state in states.items() if state == "done"] == ["encode"]
@@ -152,21 +170,21 @@ def test_coverage_reaches_the_codes(here: Path, capfd: pytest.CaptureFixture[str
     ("option", "value"), [("--atoms", "0"), ("--lambda", "-1"), ("--tokens-per-sample", "1"), ("--coverage", "1.5")]
 )
 def test_number_that_makes_no_sense_is_refused_before_the_first_step(
-    here: Path, capsys: pytest.CaptureFixture[str], option: str, value: str
+    texts: Path, capsys: pytest.CaptureFixture[str], option: str, value: str
 ) -> None:
-    before = files_of(here)
+    before = files_of(texts)
     assert option in failing_mlsm(capsys, *whole_command(option, value, "--output", "other"))
-    assert files_of(here) == before
+    assert files_of(texts) == before
 
 
-def test_flags_that_nothing_would_read_are_refused(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_flags_that_nothing_would_read_are_refused(texts: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["preprocess", "--train", "t", "--valid", "v", "--output", "new", "--auxiliary", "aux.pt"]
     assert main([*words, "--lamda", "0.3", "stray"]) == 1
     assert "mlsm: error: unrecognized arguments: --lamda 0.3 stray (with --auxiliary, no" in capsys.readouterr().err
-    assert not (here / "new").exists()
+    assert not (texts / "new").exists()
 
 
-def test_user_symbols_reach_the_tokenizer_that_is_trained(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_user_symbols_reach_the_tokenizer_that_is_trained(texts: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = whole_command("--output", "other", "--user-symbols", "[url]", "<url>")
     assert "--user-symbols '<url>' cannot be a piece" in failing_mlsm(capsys, *words)
 
@@ -176,22 +194,23 @@ def test_user_symbols_reach_the_tokenizer_that_is_trained(here: Path, capsys: py
 )
 @pytest.mark.parametrize("given", ["--tokenizer", "--auxiliary"])
 def test_options_of_a_tokenizer_that_is_given_are_refused(
-    here: Path, capsys: pytest.CaptureFixture[str], given: str, own: tuple[str, ...]
+    texts: Path, capsys: pytest.CaptureFixture[str], given: str, own: tuple[str, ...]
 ) -> None:
     words = ("preprocess", "--train", "t", "--valid", "v", "--output", "new", given, "there")
     line = failing_mlsm(capsys, *words, *own)
     assert f"{own[0]}: only used for training, but there is given; leave it out" in line
-    assert not (here / "new").exists()
+    assert not (texts / "new").exists()
 
 
 @pytest.mark.parametrize("own", [("--auxiliary-arch", "x"), ("--auxiliary-updates", "7"), ("--keep-at", "3")])
 def test_options_of_a_model_that_is_given_are_refused(
-    here: Path, capsys: pytest.CaptureFixture[str], own: tuple[str, ...]
+    texts: Path, capsys: pytest.CaptureFixture[str], own: tuple[str, ...]
 ) -> None:
     words = ("preprocess", "--train", "t", "--valid", "v", "--output", "new", "--auxiliary", "aux.pt")
     assert f"{own[0]}: only used for training, but aux.pt is given" in failing_mlsm(capsys, *words, *own)
 
 
+@pytest.mark.slow
 def test_options_of_an_sae_reach_the_dictionary(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = whole_command("--coder", "batchtopk", "--k", "4", "--matryoshka", "4", "8")
     assert "--iterations cannot be used with coder batchtopk" in failing_mlsm(capsys, *words)

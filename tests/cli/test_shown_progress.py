@@ -76,6 +76,7 @@ def test_a_training_of_fairseq_has_a_bar(tmp_path: Path, tiny: TinyData) -> None
     assert "num. shared model params" in shown
 
 
+@pytest.mark.slow
 def test_every_step_of_an_adaptation_has_lines_in_a_log(
     tmp_path: Path, english_text: tuple[Path, Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -152,7 +152,7 @@ def test_another_order_stays(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("wrapped", [None, lambda data: ConcatDataset([Subset(data, range(len(data)))])])
-@pytest.mark.parametrize("stopped", [8, 12])  # in an epoch, and between two
+@pytest.mark.parametrize("stopped", [8, pytest.param(12, marks=pytest.mark.slow)])  # in an epoch, and between two
 def test_a_resumed_training_equals_one_that_never_stopped(tmp_path: Path, wrapped: Any, stopped: int) -> None:
     whole, rows = trainer_of(tmp_path / "whole", wrapped)
     whole.train()

@@ -98,6 +98,7 @@ def test_lines_without_a_number_of_updates_are_left_out(tmp_path: Path) -> None:
     assert read_training_log(path).train["loss"] == [(3, 2.0)]
 
 
+@pytest.mark.slow
 def test_a_cut_line_changes_nothing(logs: dict[str, Path], tmp_path: Path) -> None:
     """A log that is being written, or was cut, may end anywhere."""
     text, log = logs["simple"].read_text(encoding="utf-8"), tmp_path / "train.log"
