@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from mlsm_plugin.cli.main import main
 from tests.fairseq_process import run_fairseq_train
 from tests.warm_python import warm_commands, warm_python, warm_python_in_module  # noqa: F401  (fixtures)
 
@@ -177,12 +176,16 @@ def _make_pipeline(run: Pipeline) -> None:
 
 def mlsm(*arguments: object) -> None:
     """Run an ``mlsm`` command in this process; it must succeed."""
+    from mlsm_plugin.cli.main import main  # here, since the process that shares out the tests needs no package
+
     status = main([str(argument) for argument in arguments])
     assert status == 0, f"mlsm {arguments} ended with {status}"
 
 
 def failing_mlsm(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
     """Run an ``mlsm`` command that must fail; returns its one line of standard error."""
+    from mlsm_plugin.cli.main import main
+
     capsys.readouterr()
     status = main([str(argument) for argument in arguments])
     stderr = capsys.readouterr().err

@@ -85,6 +85,7 @@ def test_coding_again_says_so_and_touches_nothing(
     assert {path: path.stat().st_mtime_ns for path in (data_bin / "valid.codes").iterdir()} == before
 
 
+@pytest.mark.slow
 def test_codes_go_to_a_folder_of_their_own(
     pipeline: Pipeline, data_bin: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -295,6 +296,7 @@ def test_truncated_shard_stops_training_in_one_line_and_coding_again_repairs_it(
     assert contents(data / "valid.codes") == contents(pipeline.data_bin / "valid.codes")
 
 
+@pytest.mark.slow
 def test_blocks_longer_than_the_models_positions_are_refused(
     pipeline: Pipeline, data_bin: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -72,6 +72,7 @@ def test_the_layer_of_another_auxiliary_model_is_not_loaded(pipeline: Pipeline, 
     task.check_starts_from(tmp_path / "checkpoint_last.pt", {"vocabulary": saved.get("vocabulary")})  # of masked LM
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_keeps_the_values_of_its_states(pipeline: Pipeline) -> None:
     """With ``--restore-file``, fairseq goes on in the epoch of the checkpoint, whose masks are others."""
     cfg = training_config(pipeline.data_bin, "--auxiliary-checkpoint", pipeline.auxiliary, **NAMES)
