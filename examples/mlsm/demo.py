@@ -61,16 +61,8 @@ def make_everything(args: argparse.Namespace, output: Path) -> None:
     run([*collect, "--max-megabytes", "3.5", *(["--corpus", args.corpus] if args.corpus else [])])
     pieces = min(PIECES, (corpus / "train.txt").stat().st_size // BYTES_PER_PIECE)
     preprocess = ["preprocess", "--train", f"{corpus}/train.txt", "--valid", f"{corpus}/valid.txt"]
-    preprocess += [
-        "--output",
-        f"{output}/run",
-        "--vocab-size",
-        str(pieces),
-        "--auxiliary-arch",
-        ARCH,
-        "--keep-at",
-        "100",
-    ]
+    preprocess += ["--output", f"{output}/run", "--vocab-size", str(pieces)]
+    preprocess += ["--auxiliary-arch", ARCH, "--keep-at", "100"]
     preprocess += ["--auxiliary-updates", str(args.auxiliary_updates), *SMALL_MODEL]
     preprocess += ["--sample-break-mode", BLOCKS.sample_break_mode]
     preprocess += ["--tokens-per-sample", str(BLOCKS.tokens_per_sample)]
