@@ -72,6 +72,7 @@ def test_a_command_that_runs_has_what_the_package_registers() -> None:
     found = run("evaluate", "pairs", "--checkpoint", "nowhere", "--input", "nowhere.jsonl")
     assert found.returncode == 1
     assert {"fairseq", "mlsm_plugin.fairseq_plugin.tasks", "mlsm_plugin.fairseq_plugin.criterions"} <= imported(found)
+    assert "torch._dynamo" not in imported(found)  # it takes a second, and nothing is compiled
 
 
 def test_a_command_that_needs_no_fairseq_does_not_import_it() -> None:

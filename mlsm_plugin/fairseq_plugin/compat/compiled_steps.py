@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 
 from fairseq.criterions import masked_lm
 from fairseq.models import BaseFairseqModel
 from torch import Tensor, nn
-from torch._dynamo.exc import TorchDynamoException
 
 from mlsm_plugin.core.losses.cross_entropy import token_cross_entropy
 from mlsm_plugin.fairseq_plugin.compat.batches import LoggingOutput, Sample
 from mlsm_plugin.fairseq_plugin.compat.model_parts import project_masked, unwrapped
 
-CompileError = TorchDynamoException  # a model cannot be compiled
+
+def is_compile_error(error: Exception) -> bool:
+    """Whether the compiler of torch failed; importing it, which takes a second, is left to the first compilation."""
+    errors = sys.modules.get("torch._dynamo.exc")
+    return errors is not None and isinstance(error, errors.TorchDynamoException)
 
 
 def is_one_graph(model: nn.Module) -> bool:

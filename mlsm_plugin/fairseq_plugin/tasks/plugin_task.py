@@ -42,7 +42,12 @@ from mlsm_plugin.core.text.vocabulary_record import (
 from mlsm_plugin.fairseq_plugin.compat.batches import LoggingOutput, Sample
 from mlsm_plugin.fairseq_plugin.compat.checkpoint_contents import CheckpointState
 from mlsm_plugin.fairseq_plugin.compat.checkpoint_states import PUT_BACK
-from mlsm_plugin.fairseq_plugin.compat.compiled_steps import CompileError, compile_parts, forget_compiled, is_one_graph
+from mlsm_plugin.fairseq_plugin.compat.compiled_steps import (
+    compile_parts,
+    forget_compiled,
+    is_compile_error,
+    is_one_graph,
+)
 from mlsm_plugin.fairseq_plugin.compat.resumed_runs import ANOTHER_FOLDER
 from mlsm_plugin.fairseq_plugin.compat.training_options import registered_name
 from mlsm_plugin.fairseq_plugin.data.token_blocks import folders_of
@@ -213,7 +218,9 @@ class PluginTask(ABC):
                 self._compile_once(model)
                 try:
                     result = criterion(model, sample)
-                except CompileError as error:
+                except Exception as error:
+                    if not is_compile_error(error):
+                        raise
                     self._give_up_compiling(error)
                     return criterion(model, sample)
                 self._has_run = True

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 from fairseq import tasks
+from torch._dynamo.exc import TorchDynamoException
 
-from mlsm_plugin.fairseq_plugin.compat.compiled_steps import CompileError
 from mlsm_plugin.fairseq_plugin.tasks.plugin_task import LONG_RUN
 from tests.tiny_run import each_batch, seeded_model, training_config
 
@@ -27,7 +27,7 @@ def failing_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def compile_badly(module: torch.nn.Module, **options: Any) -> None:
         def fail(*args: Any, **kwargs: Any) -> Any:
-            raise CompileError("no compiler here\nand more")
+            raise TorchDynamoException("no compiler here\nand more")
 
         module._compiled_call_impl = fail  # type: ignore[assignment]
 
