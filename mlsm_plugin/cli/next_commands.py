@@ -56,7 +56,10 @@ def similarity_command(model: PathLike, text: PathLike, *, is_sentence_transform
 def example_sentences(text: PathLike) -> Sequence[str]:
     """Two sentences of 5 to 15 words from a text, or two fixed sentences if it has fewer."""
     suitable = (line for line in read_text([text]) if 5 <= len(line.split()) <= 15 and line.isprintable())
-    sentences = list(islice(suitable, 2)) if Path(text).exists() else []
+    try:
+        sentences = list(islice(suitable, 2))
+    except (OSError, ValueError):  # no text, or only blank lines
+        return EXAMPLES
     return sentences if len(sentences) == 2 else EXAMPLES
 
 

@@ -133,23 +133,16 @@ def check_same_kind(
     """Raise ValueError if files have different kinds of texts or labels.
 
     This means that they have different numbers of texts per line; that ``train`` has fewer than two labels, or a
-    different one for each text, or lacks a label of the ``held_out`` files; that a file has more labels than different
-    texts, such as one with exchanged columns; or, unless ``allow_single``, that a label has only one text, such as the
-    column name in a header. With ``regression``, labels are numbers, which may differ.
-    Warns of labels that look alike, of texts with several labels, and of texts of ``held_out`` that are also in
-    ``train``.
+    different one for each text, or more labels than different texts, or lacks a label of the ``held_out`` files; or,
+    unless ``allow_single``, that a label has only one text, such as the column name in a header. With ``regression``,
+    labels are numbers, which may differ. Warns of labels that look alike, of a first line that may be a header, of
+    texts with several labels, and of texts of ``held_out`` that are also in ``train``.
     """
     known = set(train.labels)
     if not regression and len(known) < 2:
         raise ValueError(f"{train.path} has only one label ({train.labels[0]}); at least two are needed")
-    for file in () if regression else (train, *held_out):
-        labels = len(set(file.labels))
-        texts = len(set(file.texts))
-        if labels > texts:
-            raise ValueError(
-                f"{file.path} has more labels ({labels:,}) than different texts ({texts:,}); a line is the label, a "
-                "tab and the text"
-            )
+    if not regression:
+        _check_not_exchanged(train)
     for file in held_out:
         if file.texts_per_line != train.texts_per_line:
             raise ValueError(
@@ -157,6 +150,7 @@ def check_same_kind(
             )
         unseen = sorted(set(file.labels) - known)
         if unseen and not regression:
+            _check_not_exchanged(file)
             hint = FIRST_LINE if file.labels[0] in unseen and not is_json_lines(file.path) else ""
             raise ValueError(f"{file.path} has labels that {train.path} lacks: {', '.join(unseen[:5])}{hint}")
     warn_of_shared_text([_named(train)], [_named(file) for file in held_out])
@@ -169,6 +163,27 @@ def check_same_kind(
         _check_no_single_label(train, held_out)
     elif 2 < len(known) == len(train):
         raise ValueError(f"{train.path}: no two texts have the same label; a line is the label, a tab and the text")
+    else:
+        _warn_of_header(train, held_out)
+
+
+def _check_not_exchanged(file: LabelledTexts) -> None:
+    """Raise ValueError if a TSV file has more labels than different texts, as one with exchanged columns has."""
+    labels = len(set(file.labels))
+    texts = len(set(file.texts))
+    if labels > texts and not is_json_lines(file.path):
+        raise ValueError(
+            f"{file.path} has more labels ({labels:,}) than different texts ({texts:,}); a line is the label, a tab "
+            "and the text"
+        )
+
+
+def _warn_of_header(train: LabelledTexts, held_out: list[LabelledTexts]) -> None:
+    """Warn if the label of the first line of ``train`` is only in first lines."""
+    first = train.labels[0]
+    others = {*train.labels[1:], *(label for file in held_out for label in file.labels[1:])}
+    if first not in others and train.lines[0] == 1 and not is_json_lines(train.path):
+        logger.warning(f"{train.where(0)}: no other text has the label {first!r}{FIRST_LINE}")
 
 
 def _named(texts: LabelledTexts) -> NamedText:

@@ -52,6 +52,7 @@ from mlsm_plugin.huggingface.sentence_modules import copy_modules, modules_of, w
 from mlsm_plugin.huggingface.training import train
 
 MOST_PASSES = 5  # over the text, to learn a dictionary
+QUALITY_STEP = "quality"
 COMPARED_LINES = 200  # lines of the text whose ids are compared when the model is written
 
 
@@ -275,6 +276,7 @@ class _Chain:
         """Train, and write the model; return the losses after the training."""
         after = _losses(train(self.parts.trainer))
         if self.setup.process.rank == 0:
+            self.setup.record.invalidate(QUALITY_STEP)  # it adds its figures to the card, which is written anew
             with new_model_folder(self.output / MODEL, overwrite=True) as folder:
                 self._write_model(folder, after)
         return after
@@ -323,7 +325,7 @@ class _Chain:
         values = {"reference": HuggingFaceSource.fingerprint_of(self._reference), **quality.identity()}
         results = [self.output / QUALITY, self.output / HELD_OUT_TEXT]
         files = [*quality.files(), *self.text.evaluated_files]
-        return Step("quality", partial(self._measure, quality), values, files, results)
+        return Step(QUALITY_STEP, partial(self._measure, quality), values, files, results)
 
     @property
     def _reference(self) -> str:

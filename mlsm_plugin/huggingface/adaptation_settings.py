@@ -82,8 +82,8 @@ class Adaptation(KnownText):
         "mlm",
         choices=tuple(MODELS),
         help="what the model learns: mlm: masked tokens; mlsm: sparse codes of an auxiliary model's hidden states; "
-        "regression: these hidden states; taco: also, which tokens are near each other; npm: which spans of the text "
-        "are equal; distill, distill-vectors: the predictions, or the sentence vectors, of --teacher",
+        "regression+mlm: these hidden states; taco: also, which tokens are near each other; npm: which spans of the "
+        "text are equal; distill, distill-vectors: the predictions, or the sentence vectors, of --teacher",
     )
     dataset: str | None = option(
         None, metavar="NAME[:CONFIG]", help="text from a Hugging Face dataset instead of files: a folder or a hub name"
@@ -155,6 +155,8 @@ class Adaptation(KnownText):
                 raise ValueError(f"{name} is only allowed with --objective {' or '.join(objectives)}")
         if bool(self.texts) is (self.dataset is not None):
             raise ValueError("pass either files with --text, or --dataset")
+        if self.dataset is None and self.split != Adaptation.split:
+            raise ValueError("--split is only allowed with --dataset")
         if self.student is None and self.vocab_size is not None:
             raise ValueError("vocab_size needs --student: a model that is trained already has its tokenizer")
         if self.objective == "distill" and self.vocab_size is not None:

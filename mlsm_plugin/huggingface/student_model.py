@@ -42,7 +42,10 @@ def student_config(student: str) -> "PretrainedConfig":
     layers = int(size[1])
     width = int(size[2])
     if layers < 1 or width < 2 or width % 2 or (width > HEAD_WIDTH and width % HEAD_WIDTH):
-        raise ValueError(f"--student {student}: at least 1 layer, and a width that is a multiple of {HEAD_WIDTH}")
+        raise ValueError(
+            f"--student {student}: at least 1 layer, and a width that is a multiple of {HEAD_WIDTH}, or "
+            f"an even number below {HEAD_WIDTH}"
+        )
     return _modernbert_config(layers, width)
 
 

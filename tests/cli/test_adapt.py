@@ -19,6 +19,7 @@ from safetensors.torch import load_file
 from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer, TrainingArguments
 
 from mlsm_plugin.cli.adapt import _print_quality
+from mlsm_plugin.cli.main import main
 from mlsm_plugin.core.files import atomic_files
 from mlsm_plugin.core.files.atomic_files import read_json, sha256_of_files
 from mlsm_plugin.core.files.step_record import StepRecord
@@ -29,6 +30,7 @@ from mlsm_plugin.core.text.masked_reading import masked_lines
 from mlsm_plugin.huggingface import LatentSemanticModel, adaptation
 from mlsm_plugin.huggingface.adaptation_setup import AdaptationSetup
 from mlsm_plugin.huggingface.adaptation_text import AdaptationText
+from mlsm_plugin.huggingface.model_card import QUALITY_HEADING
 from mlsm_plugin.huggingface.sentence_modules import modules_of, write_modules
 from mlsm_plugin.huggingface.token_sequences import TokenSequences
 from mlsm_plugin.huggingface.trainer_callback import ProgressBars
@@ -167,6 +169,27 @@ def test_another_valid_text_repeats_the_evaluation_alone(
     mlsm(*words(start, fresh, objective=objective), "--valid", other)
     assert len(steps) == 6
     assert figures_in(fresh) == second
+
+
+@pytest.mark.slow
+def test_the_card_has_its_figures_after_an_evaluation_on_another_text_was_stopped(start: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.txt"
+    other.write_text("".join((start / "text.txt").read_text(encoding="utf-8").splitlines(True)[30:70]), "utf-8")
+    command = words(start, tmp_path / "out", "--updates", 1, objective="mlm")
+    mlsm(*command, "--valid", start / "valid.txt")
+    card = tmp_path / "out" / "model" / "README.md"
+    before = card.read_text(encoding="utf-8")
+    assert QUALITY_HEADING in before
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(adaptation, "write_card", interrupt)
+        assert main([str(word) for word in (*command, "--valid", other)]) == 130
+    assert not card.exists()
+    mlsm(*command, "--valid", start / "valid.txt")
+    assert card.read_text(encoding="utf-8") == before
 
 
 @pytest.mark.slow

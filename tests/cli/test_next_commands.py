@@ -87,6 +87,8 @@ def test_sentences_are_those_of_the_text_or_general_ones(tmp_path: Path) -> None
     assert list(example_sentences(text)) == ["five words are long enough", "these are five words, too"]
     text.write_text("five words are long enough\n")
     assert example_sentences(text) == example_sentences(tmp_path / "none") == EXAMPLES
+    text.write_text("\n\n", encoding="utf-8")
+    assert example_sentences(text) == EXAMPLES
 
 
 @pytest.mark.parametrize("is_sentence_transformer", [False, True])

@@ -120,6 +120,8 @@ def test_files_have_the_labels_and_columns_of_the_first(tmp_path: Path) -> None:
         check_same_kind(of("train", "a", "a"), [], regression=False)
     with pytest.raises(ValueError, match="train: no two texts have the same label; a line is the label, a tab and"):
         check_same_kind(of("train", "a", "b", "c"), [], regression=False, allow_single=True)
+    contradicting = LabelledTexts(Path("one text"), ("a", "b"), (("x",), ("x",)), (1, 2))
+    check_same_kind(train, [contradicting], regression=False)
     exchanged = LabelledTexts(Path("exchanged"), ("good", "bad", "good"), (("a",), ("a",), ("a",)), (1, 2, 3))
     for learned, held_out in ((exchanged, []), (train, [exchanged])):
         with pytest.raises(ValueError, match=r"exchanged has more labels \(2\) than different texts \(1\); a line is"):
@@ -129,6 +131,18 @@ def test_files_have_the_labels_and_columns_of_the_first(tmp_path: Path) -> None:
     for regression in (False, True):
         with pytest.raises(ValueError, match="test has 2 texts in a line, train has 1"):
             check_same_kind(train, [of("valid", "a"), of("test", "a", texts=2)], regression=regression)
+
+
+def test_a_header_that_counts_as_a_text_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    check_same_kind(of("train", "a", "b", "b", "a"), [of("test", "a")], regression=False, allow_single=True)
+    check_same_kind(of("train", "a", "b", "b"), [of("test", "b", "a")], regression=False, allow_single=True)
+    assert not caplog.messages
+    for held_out in (of("test", "label", "a"), of("test", "a")):
+        caplog.clear()
+        check_same_kind(of("train", "label", "b", "b", "a"), [held_out], regression=False, allow_single=True)
+        assert caplog.messages == [
+            "train, line 1: no other text has the label 'label'; if the first line names the columns, pass --header"
+        ]
 
 
 def test_a_header_is_skipped(tmp_path: Path) -> None:

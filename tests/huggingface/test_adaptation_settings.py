@@ -19,6 +19,8 @@ def test_settings_out_of_range_are_one_line() -> None:
     for epochs in (0, math.inf, math.nan):
         with pytest.raises(ValueError, match="epochs must be"):
             Adaptation("model", ["text"], "out", epochs=epochs)
+    with pytest.raises(ValueError, match="--split is only allowed with --dataset"):
+        Adaptation("model", ["text"], "out", split="test")
     student = Adaptation("model", ["text"], "out", objective="mlm", student="4x256", vocab_size=4000)
     with pytest.raises(ValueError, match="leave vocab_size out"):
         replace(student, objective="distill", teacher="teacher")

@@ -117,6 +117,12 @@ class StepRecord:
         """Add seconds to those that the part of a training took before it was stopped."""
         self._write_entry(name, {"signature": {}, "seconds": round(self.seconds_of(name) + seconds, 2)})
 
+    def invalidate(self, name: str) -> None:
+        """Let a step run again, since an earlier one replaces what it wrote to."""
+        steps = self._recorded()
+        if self.process.rank == 0 and steps.pop(name, None) is not None:
+            write_json(self.path, steps)
+
     def _write_entry(self, name: str, entry: JsonObject) -> None:
         if self.process.rank == 0:
             write_json(self.path, {**self._recorded(), name: entry})

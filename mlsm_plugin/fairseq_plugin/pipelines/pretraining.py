@@ -30,6 +30,16 @@ KEPT_PERCENTAGES = (10, 25, 50, 100)
 DEFAULT_ARCHITECTURE = "mlsm_modern_small"
 MASKS = {"mask_prob": 0.3, "mask_prob_end": 0.15}  # defaults of mlsm_modern
 DECIDE_MASKS = {"--task", "--mask-prob", "--mask-prob-end", "--mask-multiple-length", "--skip-masking"}
+# the sizes that a continued model must keep, in the order in which they depend on each other
+SIZES = (
+    "encoder_layers",
+    "encoder_embed_dim",
+    "encoder_ffn_embed_dim",
+    "encoder_attention_heads",
+    "max_positions",
+    "attention_window",
+    "global_attention_every",
+)
 # flags that can end a run before its last update
 EARLY_ENDS = ("--max-epoch", "--patience", "--stop-time-hours", "--stop-min-lr")
 
@@ -211,15 +221,31 @@ def begin_run(data_bin: PathLike, save_dir: Path, flags: Sequence[str], *, arch:
     record = StepRecord(save_dir / RECORD, process_of(flags))
     last = save_dir / LAST
     repair_last(last)
-    if arch and last.exists() and architecture_of(last) != arch:
-        raise ValueError(
-            f"{save_dir} holds a run with --arch {architecture_of(last)}, and not {arch}; leave --arch out to resume "
-            "it, or choose another --save-dir"
-        )
+    if last.exists():
+        _check_same_model(last, arch, flags)
     with only_writer(save_dir):  # the trainer takes the lock later
         record.keep_settings("data", content, advice)
         copy_tokenizer(folders[0], save_dir)
     return record
+
+
+def _check_same_model(last: Path, arch: str | None, flags: Sequence[str]) -> None:
+    """Raise ValueError if the run of a checkpoint has another architecture or other sizes than the command line."""
+    if arch and architecture_of(last) != arch:
+        raise ValueError(
+            f"{last.parent} holds a run with --arch {architecture_of(last)}, and not {arch}; leave --arch out to "
+            "resume it, or choose another --save-dir"
+        )
+    model = parts_of(read_contents(last))["model"]
+    values = dict(pairwise(flags))
+    for name in SIZES:
+        flag = f"--{name.replace('_', '-')}"
+        recorded = model.get(name)
+        if recorded is not None and values.get(flag, str(recorded)) != str(recorded):
+            raise ValueError(
+                f"{last.parent} holds a run with {flag} {recorded}, and not {values[flag]}; pass that to resume it, or "
+                "choose another --save-dir"
+            )
 
 
 def train_until(

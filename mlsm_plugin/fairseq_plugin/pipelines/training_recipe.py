@@ -18,6 +18,7 @@ from mlsm_plugin.fairseq_plugin.data.token_blocks import folders_of, load_dictio
 from mlsm_plugin.fairseq_plugin.pipelines.pretraining import (
     DEFAULT_ARCHITECTURE,
     MASKS,
+    SIZES,
     as_flags,
     block_flags,
     default_flags,
@@ -34,16 +35,6 @@ LOG_INTERVAL = 10
 FEWEST_UPDATES = 300
 MOST_UPDATES = 100_000
 PASSES = 2  # over the text, of a model that begins with random weights; one that continues makes one pass
-# the sizes that a continued model must keep, in the order in which they depend on each other
-SIZES = (
-    "encoder_layers",
-    "encoder_embed_dim",
-    "encoder_ffn_embed_dim",
-    "encoder_attention_heads",
-    "max_positions",
-    "attention_window",
-    "global_attention_every",
-)
 SAME_AS_DEFAULT = {"--seed", "--initialization", "--mask-updates"}  # of the flags of `mlsm auxiliary`
 COLUMNS = 116
 

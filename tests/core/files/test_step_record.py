@@ -401,6 +401,13 @@ def test_a_file_that_may_be_edited_does_not_make_its_step_again(chain):
     assert chain.run() == (["second"], 0)
 
 
+def test_an_invalidated_step_runs_again_alone(chain):
+    chain.run()
+    chain.record.invalidate("second")
+    chain.record.invalidate("none")
+    assert chain.run() == (["second"], 0)
+
+
 def test_a_step_that_comes_after_a_complete_chain_runs_alone(chain):
     chain.run()
     chain.middle.unlink()

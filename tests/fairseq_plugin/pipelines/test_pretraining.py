@@ -141,11 +141,16 @@ def test_checkpoint_to_restore_decides_the_architecture(tiny: TinyData, tmp_path
     assert architecture_of(tiny.model) == "mlsm_roberta_tiny"
 
 
+DEEPER = ["--encoder-layers", "3"]
+
+
 def test_a_run_is_not_resumed_with_another_architecture(tiny: TinyData, tmp_path: Path) -> None:
     with_updates(tiny, tmp_path / "auxiliary" / "checkpoint_last.pt", 3)
     for updates in (20, 3):  # the run has three
         with pytest.raises(ValueError, match="holds a run with --arch mlsm_roberta_tiny, and not mlsm_modern_tiny; le"):
             pretrain(tiny.data_bin, tmp_path / "auxiliary", arch="mlsm_modern_tiny", max_update=updates, flags=[])
+        with pytest.raises(ValueError, match="holds a run with --encoder-layers 2, and not 3; pass that to resume it"):
+            pretrain(tiny.data_bin, tmp_path / "auxiliary", arch=None, max_update=updates, flags=DEEPER)
     with pytest.raises(ValueError, match="leave --arch out"):
         pretrain_in_stages(
             tiny.data_bin,
