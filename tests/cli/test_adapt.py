@@ -142,7 +142,8 @@ def test_without_passages_the_table_is_of_the_labelled_files(capsys: Capture) ->
     assert capsys.readouterr().out.startswith("\nheld-out text: 31 lines\nmodel")
 
 
-@pytest.mark.parametrize("objective", ["mlm", pytest.param("mlsm+mlm", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("objective", ["mlm", "mlsm+mlm"])
 def test_another_valid_text_repeats_the_evaluation_alone(
     objective: str, start: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -361,7 +362,8 @@ def test_a_student_has_a_size_and_maybe_a_vocabulary_of_its_own(
     assert (training["masking"]["mask_prob"], training["masking"]["mask_prob_end"]) == (0.3, 0.15)
 
 
-@pytest.mark.parametrize("more", [(), pytest.param(("--student", "1x64", "--vocab-size", 300), marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("more", [(), ("--student", "1x64", "--vocab-size", 300)])
 def test_hidden_states_are_learned_without_a_dictionary(
     start: Path, tmp_path: Path, capsys: Capture, more: tuple[object, ...]
 ) -> None:

@@ -18,6 +18,7 @@ def rows(output: str) -> dict[str, tuple[str, str]]:
     return {line[6:22].strip(): (line[:4].strip(), line[22:41].strip()) for line in lines}
 
 
+@pytest.mark.slow
 def test_installation_of_these_tests_is_fine(capsys: Capture) -> None:
     assert main(["doctor"]) == 0
     output = capsys.readouterr().out
@@ -29,6 +30,7 @@ def test_installation_of_these_tests_is_fine(capsys: Capture) -> None:
     assert output.splitlines()[-1] == "everything is fine"
 
 
+@pytest.mark.slow
 def test_what_cannot_be_imported_is_bad_with_its_fix(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     import fairseq.data
 

@@ -153,7 +153,7 @@ def assert_codes_are_those_of(
         assert np.abs(found - expected).sum(axis=1).max() < 0.02
 
 
-@pytest.mark.parametrize("layer", [0, pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.parametrize("layer", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)])
 def test_codes_are_the_sparse_codes_of_the_hidden_states_of_the_layer(
     pipeline: Pipeline, data_bin: Path, tmp_path: Path, layer: int
 ) -> None:
@@ -236,6 +236,7 @@ def test_missing_split_is_named(pipeline: Pipeline, data_bin: Path, capsys: pyte
     assert not (data_bin / "test.codes").exists()
 
 
+@pytest.mark.slow
 def test_dictionary_of_another_width_is_refused(
     pipeline: Pipeline, data_bin: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -324,6 +325,7 @@ def test_number_that_makes_no_sense_is_refused_by_name(
     assert not (data_bin / "valid.codes").exists()
 
 
+@pytest.mark.slow
 def test_run_warns_early_of_a_disk_that_will_be_full(
     pipeline: Pipeline, data_bin: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -37,7 +37,7 @@ def predictions(folder: Path, split: str = "valid") -> list[list[str]]:
     return [line.split("\t") for line in lines]
 
 
-@pytest.mark.parametrize("kind", ["fairseq", "Hugging Face"])
+@pytest.mark.parametrize("kind", ["fairseq", pytest.param("Hugging Face", marks=pytest.mark.slow)])
 def test_seeds_are_trained_measured_and_the_best_is_kept(
     tiny: TinyData, bert: Path, tmp_path: Path, capsys: Capture, kind: str
 ) -> None:
@@ -146,6 +146,7 @@ class StoppedError(Exception):
     """In the place of a kill."""
 
 
+@pytest.mark.slow
 def test_a_stopped_training_resumes_to_the_same_bytes(
     bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

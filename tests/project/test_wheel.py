@@ -66,6 +66,7 @@ def metadata_of(wheel: Path) -> Message:
         return Parser().parsestr(archive.read(f"mlsm_plugin-{__version__}.dist-info/METADATA").decode())
 
 
+@pytest.mark.slow
 def test_the_wheel_holds_the_package_with_its_data_and_nothing_else(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
@@ -77,6 +78,7 @@ def test_the_wheel_holds_the_package_with_its_data_and_nothing_else(wheel: Path)
     assert entry_points.split() == ["[console_scripts]", "mlsm", "=", "mlsm_plugin.cli.main:main"]
 
 
+@pytest.mark.slow
 def test_an_editable_installation_is_found_before_a_folder_of_its_name(tmp_path: Path) -> None:
     source, packages = copy_sources(tmp_path / "clone" / "mlsm_plugin"), tmp_path / "packages"
     build = f"from setuptools.build_meta import build_editable; build_editable({str(tmp_path)!r})"
@@ -96,6 +98,7 @@ def test_an_editable_installation_is_found_before_a_folder_of_its_name(tmp_path:
     assert found.stdout.strip() == str(source / "mlsm_plugin" / "__init__.py"), found.stderr
 
 
+@pytest.mark.slow
 def test_the_metadata_says_what_pip_and_a_reader_need(wheel: Path) -> None:
     metadata = metadata_of(wheel)
     assert metadata["Version"] == __version__
@@ -131,6 +134,7 @@ def distributions(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return sorted((folder / "made").iterdir())
 
 
+@pytest.mark.slow
 def test_an_index_would_take_the_distributions(distributions: list[Path]) -> None:
     version = f"mlsm_plugin-{__version__}"
     assert [path.name for path in distributions] == [f"{version}-py3-none-any.whl", f"{version}.tar.gz"]
@@ -139,6 +143,7 @@ def test_an_index_would_take_the_distributions(distributions: list[Path]) -> Non
     assert result.returncode == 0, result.stdout + result.stderr
 
 
+@pytest.mark.slow
 def test_a_source_distribution_leaves_fairseq_to_an_extra(distributions: list[Path]) -> None:
     requirements = metadata_of(distributions[0]).get_all("Requires-Dist")
     named = [text for text in requirements if text.startswith(("fairseq", "spams"))]
@@ -163,6 +168,7 @@ def test_the_command_of_an_installed_wheel_runs(distributions: list[Path], tmp_p
     assert (tmp_path / "tokenizer" / "dict.txt").exists()
 
 
+@pytest.mark.slow
 def test_a_build_with_another_python_is_refused_in_one_line(tmp_path: Path) -> None:
     source = copy_sources(tmp_path / "source")
     project = source / "pyproject.toml"

@@ -398,7 +398,9 @@ def with_empty_codes(data, folder, share):
     return folder
 
 
-@pytest.mark.parametrize(("share", "said"), [(0.9, None), (0.28, "warning"), (0.05, "error")])
+@pytest.mark.parametrize(
+    ("share", "said"), [(0.9, None), (0.28, "warning"), pytest.param(0.05, "error", marks=pytest.mark.slow)]
+)
 def test_masked_tokens_without_codes_are_said(pipeline, tmp_path, caplog, share, said):
     data = with_empty_codes(pipeline.data_bin, tmp_path / "data-bin", share)
     cfg = training_config(data)
