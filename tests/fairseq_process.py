@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from multiprocessing.connection import wait
 from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -31,6 +32,10 @@ PRELOADED = [
 ]
 LARGEST_FILE = "TEST_LARGEST_FILE"  # in the environment of a fork: bytes
 COMMAND = (sys.executable, "-m", "fairseq_cli.train")
+
+# an exit status can be read once, and each start() reads those of all ended processes, also of those that another thread
+# waits for
+STATUS_LOCK = threading.Lock()
 
 _context: ForkServerContext | None = None
 
@@ -50,7 +55,8 @@ def start_fairseq_train(
     """Start what ``python -m fairseq_cli.train arguments`` does; its standard output and error go to two files."""
     names = [str(path) for path in outputs]
     process = fork_server().Process(target=_train, args=(arguments, environment, str(cwd or Path.cwd()), names))
-    process.start()
+    with STATUS_LOCK:
+        process.start()
     return process
 
 
@@ -61,7 +67,9 @@ def run_fairseq_train(
     with tempfile.TemporaryDirectory() as folder:
         outputs = (Path(folder, "stdout"), Path(folder, "stderr"))
         process = start_fairseq_train(arguments, environment=environment, outputs=outputs, cwd=cwd)
-        process.join()
+        wait([process.sentinel])
+        with STATUS_LOCK:
+            process.join()
         stdout, stderr = (path.read_text(encoding="utf-8", errors="replace") for path in outputs)
     assert process.exitcode is not None
     return subprocess.CompletedProcess([*COMMAND, *arguments], process.exitcode, stdout, stderr)

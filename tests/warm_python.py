@@ -22,7 +22,7 @@ from typing import NoReturn
 
 import pytest
 
-from tests.fairseq_process import become, fork_server
+from tests.fairseq_process import STATUS_LOCK, become, fork_server
 
 PARENT = "MLSM_PARENT_PROCESS"  # that of child_process, which this must not import
 REAL_PYTHON = Path(sys.executable)  # its folder has the installed commands
@@ -63,7 +63,8 @@ def warm_commands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     listener.bind(str(folder / "socket"))
     listener.listen(64)
     server = fork_server().Process(target=_serve, args=(listener, str(folder / "python")))
-    server.start()
+    with STATUS_LOCK:
+        server.start()
     yield folder
     server.terminate()
     server.join()
