@@ -33,8 +33,7 @@ PRELOADED = [
 LARGEST_FILE = "TEST_LARGEST_FILE"  # in the environment of a fork: bytes
 COMMAND = (sys.executable, "-m", "fairseq_cli.train")
 
-# an exit status can be read once, and each start() reads those of all ended processes, also of those that another thread
-# waits for
+# an exit status can be read once, and each start() reads those of all ended processes, for which other threads may wait
 STATUS_LOCK = threading.Lock()
 
 _context: ForkServerContext | None = None
