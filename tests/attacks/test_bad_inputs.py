@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -229,23 +228,6 @@ TRAINING_OPTIONS = [
     ("fairseq-train span_denoising", "--finetune-from-model", "model/checkpoint_last.pt"),
 ]
 CASES = dict(cases())
-OF_TRAINING = sorted(name for name in CASES if name.startswith("fairseq-train"))  # each takes seconds
-SAMPLE = random.Random(16).sample(sorted(CASES.keys() - OF_TRAINING), 43)  # a training starts a process
-
-
-def check(name: str, everything: Path, folder: Path, capsys: Capture) -> None:
-    case = CASES[name]
-    place = Place.within(shutil.copytree(everything, folder / "place"))
-    if case.command == "encode":
-        shutil.rmtree(place.codes)
-    case.change(place)
-    words = (COMMANDS | TRAINING)[case.command](place, place.output)
-    check_one_line((*words, *case.more), place.folder, capsys)
-
-
-@pytest.mark.parametrize("name", SAMPLE)
-def test_some_bad_inputs_are_one_line(name: str, everything: Path, tmp_path: Path, capsys: Capture) -> None:
-    check(name, everything, tmp_path, capsys)
 
 
 @pytest.mark.slow
@@ -253,7 +235,13 @@ def test_some_bad_inputs_are_one_line(name: str, everything: Path, tmp_path: Pat
 def test_every_bad_input_is_one_line(name: str, everything: Path, tmp_path: Path, capsys: Capture) -> None:
     if "cuda" in name and torch.cuda.device_count() > 7:
         pytest.skip("this machine has that many GPUs")
-    check(name, everything, tmp_path, capsys)
+    case = CASES[name]
+    place = Place.within(shutil.copytree(everything, tmp_path / "place"))
+    if case.command == "encode":
+        shutil.rmtree(place.codes)
+    case.change(place)
+    words = (COMMANDS | TRAINING)[case.command](place, place.output)
+    check_one_line((*words, *case.more), place.folder, capsys)
 
 
 def test_there_are_at_least_400() -> None:

@@ -246,6 +246,7 @@ def test_a_training_goes_on_with_the_batches_that_it_began_with(start: Path, tmp
     assert (recipe["batch_size"], recipe["accumulate"]) == (2, 3)
 
 
+@pytest.mark.slow
 def test_a_training_of_an_earlier_version_keeps_the_attention_dropout_of_its_model(
     start: Path, tmp_path: Path, capsys: Capture
 ) -> None:
@@ -285,6 +286,7 @@ def test_a_folder_of_another_objective_needs_it_named(
     assert read_json(output / "steps.json") == record
 
 
+@pytest.mark.slow
 def test_a_new_model_is_compared_with_its_teacher(
     start: Path, english_text: tuple[Path, Path], tmp_path: Path, capsys: Capture
 ) -> None:
@@ -500,6 +502,7 @@ def test_text_beside_masks_is_read_as_it_was_trained_on(
     assert "with other ids beside the mask" not in caplog.text
 
 
+@pytest.mark.slow
 def test_deberta_of_version_1_is_trained_in_float32(start: Path, tmp_path: Path, capsys: Capture) -> None:
     model = make_model("deberta", start / "text.txt", tmp_path / "model", kind=AutoModelForMaskedLM)
     _, _, *options = words(start, tmp_path / "out", "--updates", 1, objective="mlsm+mlm")
@@ -767,6 +770,7 @@ def test_a_folder_of_an_earlier_version_is_one_line(start: Path, tmp_path: Path,
     assert "was begun by an earlier version, which recorded its steps in plan.json; choose another --output" in line
 
 
+@pytest.mark.slow
 def test_models_are_opened_and_read_once(start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     loads: Counter[str] = Counter()
     hashed: Counter[Path] = Counter()

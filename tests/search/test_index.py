@@ -34,7 +34,9 @@ def text(tiny: TinyData, tmp_path: Path) -> Path:
     return tmp_path / "docs.txt"
 
 
-@pytest.mark.parametrize("mode", [pytest.param("codes", marks=pytest.mark.slow), "words", "both"])
+@pytest.mark.parametrize(
+    "mode", ["words", pytest.param("codes", marks=pytest.mark.slow), pytest.param("both", marks=pytest.mark.slow)]
+)
 def test_a_document_finds_itself_and_says_why(coder: DictionaryCodes, text: Path, tmp_path: Path, mode: str) -> None:
     figures = build_index([text], coder, tmp_path / "index", SMALL)
     assert (figures["documents"], figures["empty"]) == (30, 0)

@@ -209,7 +209,7 @@ def begin_run(data_bin: PathLike, save_dir: Path, flags: Sequence[str], *, arch:
     Returns the record, which only the first process of a training with these flags writes.
 
     OSError if a dataset lacks its dictionary or its training split; ValueError if the folder holds a run on other data
-    or of another architecture, or is damaged, or the datasets have different vocabularies.
+    or of another architecture or size, or is damaged, or the datasets have different vocabularies.
     """
     folders = folders_of(data_bin)
     fingerprints = [split_fingerprint(Path(folder, "train")) for folder in folders]

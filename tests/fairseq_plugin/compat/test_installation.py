@@ -57,6 +57,7 @@ def test_a_fairseq_that_cannot_work_is_one_line_with_its_fix(
     assert installation.fairseq_problem() == problem
 
 
+@pytest.mark.slow
 def test_doctor_says_what_a_missing_numba_costs(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     monkeypatch.setitem(sys.modules, "numba", None)
     assert main(["doctor"]) == 1
@@ -76,6 +77,7 @@ def test_doctor_repeats_what_pip_check_says_of_this_package(monkeypatch: pytest.
     assert lines[-1] == "2 to fix"
 
 
+@pytest.mark.slow
 def test_doctor_lists_what_extras_lack_without_a_complaint(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     pretend(monkeypatch, fairseq_fixed="0.12.3.1", matplotlib=None)
     assert main(["doctor"]) == 0
