@@ -317,7 +317,9 @@ def test_cpu_is_for_learning_and_coding_too(start: Path, tmp_path: Path, monkeyp
     assert found == ["cpu"] * 3
 
 
-@pytest.mark.parametrize("objective", ["mlm", "mlsm", pytest.param("taco", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "objective", ["mlm", pytest.param("mlsm", marks=pytest.mark.slow), pytest.param("taco", marks=pytest.mark.slow)]
+)
 def test_a_model_without_a_head_gets_a_new_one(
     start: Path, tmp_path: Path, objective: str, caplog: pytest.LogCaptureFixture
 ) -> None:

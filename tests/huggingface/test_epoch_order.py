@@ -173,7 +173,7 @@ def test_a_resumed_training_equals_one_that_never_stopped(tmp_path: Path, wrappe
     [
         ({"per_device_train_batch_size": 8}, "number of samples of an update was 4 and is 8"),
         pytest.param({"seed": 4}, "seed of the order was 3 and is 4", marks=pytest.mark.slow),
-        ({"wrapped": lambda data: Subset(data, range(20))}, "text was"),
+        pytest.param({"wrapped": lambda data: Subset(data, range(20))}, "text was", marks=pytest.mark.slow),
     ],
 )
 def test_a_training_resumes_within_an_epoch_as_it_was_begun(tmp_path: Path, changed: Any, what: str) -> None:

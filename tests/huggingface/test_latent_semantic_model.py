@@ -98,7 +98,9 @@ def test_accumulated_batches_are_one_batch(tmp_path: Path, coded: PretrainingSeq
         assert one["loss"] == pytest.approx(one["kl"] + one["mlm_loss"], rel=1e-5)
 
 
-@pytest.mark.parametrize("save_steps", [2, 4])  # in the first and in the second epoch
+@pytest.mark.parametrize(
+    "save_steps", [pytest.param(2, marks=pytest.mark.slow), 4]
+)  # in the first and in the second epoch
 def test_a_resumed_run_equals_one_that_never_stopped(
     tmp_path: Path, coded: PretrainingSequences, save_steps: int
 ) -> None:
@@ -221,6 +223,7 @@ def test_codes_can_be_computed_in_each_batch(tmp_path: Path, encoder: HuggingFac
     assert float(model(**batch)["loss"]) == pytest.approx(float(expected), rel=1e-4)
 
 
+@pytest.mark.slow
 def test_a_training_with_computed_codes_resumes_with_the_same_dictionary_only(
     tmp_path: Path, encoder: HuggingFaceEncoder
 ) -> None:

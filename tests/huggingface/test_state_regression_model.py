@@ -150,6 +150,7 @@ def trained(folder: Path, auxiliary: HuggingFaceEncoder, updates: int, *, resume
     return trainer
 
 
+@pytest.mark.slow
 def test_a_training_learns_resumes_and_leaves_a_stock_model(tmp_path: Path, auxiliary: HuggingFaceEncoder) -> None:
     whole = trained(tmp_path / "whole", auxiliary, 4)
     trained(tmp_path / "stopped", auxiliary, 2)
@@ -168,6 +169,7 @@ def test_a_training_learns_resumes_and_leaves_a_stock_model(tmp_path: Path, auxi
         assert torch.equal(values, whole.model.state_dict()[name])
 
 
+@pytest.mark.slow
 def test_a_training_resumes_with_the_same_auxiliary_model_and_layer_only(
     tmp_path: Path, auxiliary: HuggingFaceEncoder
 ) -> None:

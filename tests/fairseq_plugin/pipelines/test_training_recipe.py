@@ -70,6 +70,7 @@ def test_no_more_is_masked_than_has_codes(coverage: float, share: float) -> None
     assert (args["task"], args["criterion"], args["mlm_weight"]) == ("masked_latent_semantic", "latent_semantic_kl", 1)
 
 
+@pytest.mark.slow
 def test_a_training_continues_an_encoder_of_this_package_with_its_sizes(pipeline: Pipeline, tiny: TinyData) -> None:
     blocks = BlockSettings(64)
     flags, start = continued(str(pipeline.auxiliary), blocks)

@@ -109,7 +109,7 @@ def test_criterion_needs_the_task(tiny: TinyData) -> None:
         (1, ("--negatives-across-ranks",), False),
         (1, ("--contrastive-weight", 0), False),
         (4, (), False),
-        (4, ("--tokens-per-sample", 2), True),
+        pytest.param(4, ("--tokens-per-sample", 2), True, marks=pytest.mark.slow),
     ],
 )
 def test_a_training_without_pairs_is_refused(
