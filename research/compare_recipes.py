@@ -9,9 +9,11 @@ and collator, blocks of as many ids as the model takes (lines are concatenated),
 5e-5 that falls linearly, float32. ``run_mlm-tuned`` has the length, batch size, rate and precision of ``mlm``.
 All other rows are recipes of ``mlsm adapt``: see ``RECIPES``.
 
-The updates of a row follow from the processor seconds of a few updates of its recipe, so that each row trains for
-``--minutes``. Measured before (``start``) and after: bits of masked words and retrieval on ``--valid``, and linear
-probes on the first ``--lines`` labelled texts.
+The updates of a row follow from the processor seconds (with ``--wall``, on an idle machine: the seconds) of a few
+updates of its recipe, so that each row trains for ``--minutes``. Memory that is freed stays with the process in the
+rows of ``mlsm adapt``, and in what follows them, so run the rows of ``run_mlm`` in a command of their own. Measured
+before (``start``) and after: bits of masked words and retrieval on ``--valid``, and linear probes on the first
+``--lines`` labelled texts.
 
 Writes ``recipes.md`` and a JSON file for each row. Run the same command again to resume, also with further rows.
 """
@@ -100,14 +102,15 @@ ROWS = (START, STOCK, STOCK_TUNED, *RECIPES)
 
 
 class Clock(TrainerCallback):
-    """The processor seconds at the end of each update."""
+    """The time at the end of each update, in seconds."""
 
-    def __init__(self) -> None:
+    def __init__(self, now: Callable[[], float]) -> None:
+        self.now = now
         self.times: list[float] = []
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Note the time."""
-        self.times.append(time.process_time())
+        self.times.append(self.now())
 
 
 class HeadFirst(TrainerCallback):
@@ -175,18 +178,22 @@ class Comparison:
         return {**figures, "measures": {measure: values.figure for measure, values in measures.items()}}
 
     def trained(self, name: str, folder: Path) -> dict[str, Any]:
-        """Train for the time, write the model, and return the number of updates and the processor seconds."""
-        make = self.stock_trainer if name.startswith(STOCK) else self.trainer
-        clock = Clock()
+        """Train for the time, write the model, and return the number of updates and the seconds."""
+        now = time.perf_counter if self.args.wall else time.process_time
+        make = self.stock_trainer
+        if not name.startswith(STOCK):
+            make = self.trainer
+            keep_freed_memory()
+        clock = Clock(now)
         pilot = make(name, PILOT)
         pilot.add_callback(clock)
         pilot.train()
         seconds_of_update = (clock.times[-1] - clock.times[1]) / (len(clock.times) - 2)
         updates = round(60 * self.args.minutes / seconds_of_update)
         trainer = make(name, updates)
-        start = time.process_time()
+        start = now()
         trainer.train()
-        seconds = time.process_time() - start
+        seconds = now() - start
         shutil.rmtree(self.output / "trainer", ignore_errors=True)
         assert trainer.model is not None
         save_pretrained(folder, trainer.model, load_fast_tokenizer(self.args.model))
@@ -304,6 +311,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--output", required=True, type=Path, help="folder for everything that is made")
     parser.add_argument("--rows", nargs="+", default=list(ROWS), choices=ROWS)
     parser.add_argument("--minutes", type=float, default=5.0, help="of each training (default: 5)")
+    parser.add_argument("--wall", action="store_true", help="take minutes of the clock, not of the processor")
     parser.add_argument("--max-length", type=int, default=128, help="ids of a sequence (default: 128)")
     parser.add_argument("--atoms", type=int, default=3000, help=f"of the dictionary of {CODES} (default: 3000)")
     parser.add_argument("--tokens", type=int, default=1_000_000, help="to learn the dictionary from")
@@ -314,7 +322,6 @@ def main() -> int:
     """Train and measure the missing rows, and write the table."""
     args = parse_arguments()
     logging.set_verbosity_error()
-    keep_freed_memory()
     comparison = Comparison(args)
     for name in args.rows:
         figures = comparison.row(name)
