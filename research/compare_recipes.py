@@ -25,9 +25,9 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ from labelled_lines import first_lines
 from transformers import (
     AutoModelForMaskedLM,
     DataCollatorForLanguageModeling,
+    SchedulerType,
     Trainer,
     TrainerCallback,
     TrainingArguments,
@@ -54,10 +55,10 @@ from mlsm_plugin.evaluation.encoder_quality import EvaluationData, evaluate_enco
 from mlsm_plugin.evaluation.quality_settings import QualitySettings
 from mlsm_plugin.evaluation.sentence_encoders import open_sentence_encoder
 from mlsm_plugin.huggingface.coding import encode_sequences, learn_from_sequences
-from mlsm_plugin.huggingface.collators import LatentSemanticCollator, MaskedLmCollator, Masking
+from mlsm_plugin.huggingface.collators import IGNORED, LatentSemanticCollator, MaskedLmCollator, Masking
 from mlsm_plugin.huggingface.latent_semantic_model import LatentSemanticModel
-from mlsm_plugin.huggingface.pretraining_model import MaskedLmModel
-from mlsm_plugin.huggingface.pretraining_sequences import PretrainingSequences
+from mlsm_plugin.huggingface.pretraining_model import MaskedLmModel, PretrainingModel
+from mlsm_plugin.huggingface.pretraining_sequences import PretrainingSequence, PretrainingSequences
 from mlsm_plugin.huggingface.saved_folder import save_pretrained
 from mlsm_plugin.huggingface.text_sequences import write_text_sequences
 from mlsm_plugin.huggingface.token_sequences import TokenSequences
@@ -78,6 +79,7 @@ class Recipe:
     training: TrainingSettings = field(default_factory=TrainingSettings)
     masks: Masking = field(default_factory=Masking)
     head_first: float = 0.0  # share of the updates that train only the masked-LM head
+    causal_first: float = 0.0  # share of the time that trains next tokens with causal attention
 
 
 FALLING = Masking(mask_prob=0.3, mask_prob_end=0.15)
@@ -96,6 +98,7 @@ RECIPES = {
     "muon-5e-3": Recipe(TrainingSettings(optimizer="muon", learning_rate=1e-3, muon_learning_rate=5e-3)),
     "falling-5e-4": Recipe(TrainingSettings(learning_rate=5e-4), FALLING),
     "falling-1e-3": Recipe(TrainingSettings(learning_rate=1e-3), FALLING),
+    "causal-first": Recipe(causal_first=0.6),
     CODES: Recipe(),
 }
 ROWS = (START, STOCK, STOCK_TUNED, *RECIPES)
@@ -125,6 +128,27 @@ class HeadFirst(TrainerCallback):
         """Freeze or unfreeze the encoder."""
         for parameter in self.encoder:
             parameter.requires_grad_(state.global_step >= self.updates)
+
+
+class NextTokenCollator(MaskedLmCollator):
+    """Batches without masks, whose labels are the next tokens."""
+
+    def __call__(self, sequences: Sequence[PretrainingSequence]) -> dict[str, Any]:
+        """The batch of the base class, with other ``input_ids`` and ``labels``."""
+        batch = super().__call__(sequences)
+        ids = torch.where(batch["labels"] == IGNORED, batch["input_ids"], batch["labels"])
+        following = ids[:, 1:].masked_fill(batch["attention_mask"][:, 1:] == 0, IGNORED)
+        batch["input_ids"] = ids
+        batch["labels"] = torch.nn.functional.pad(following, (0, 1), value=IGNORED)
+        return batch
+
+
+def set_causal(model: PretrainingModel, *, causal: bool) -> None:
+    """Let the tokens of a BERT see earlier tokens only, or all."""
+    model.config.is_decoder = causal
+    for module in model.modules():
+        if hasattr(module, "is_causal"):
+            module.is_causal = causal
 
 
 class Comparison:
@@ -179,25 +203,39 @@ class Comparison:
 
     def trained(self, name: str, folder: Path) -> dict[str, Any]:
         """Train for the time, write the model, and return the number of updates and the seconds."""
-        now = time.perf_counter if self.args.wall else time.process_time
-        make = self.stock_trainer
-        if not name.startswith(STOCK):
-            make = self.trainer
+        if name.startswith(STOCK):
+            trainer, seconds = self.timed(partial(self.stock_trainer, name), self.args.minutes)
+        else:
             keep_freed_memory()
+            share = RECIPES[name].causal_first
+            model = None
+            seconds = 0.0
+            if share:
+                causal, seconds = self.timed(partial(self.causal_trainer, name), share * self.args.minutes)
+                model = causal.model
+                set_causal(model, causal=False)
+            trainer, further_seconds = self.timed(
+                partial(self.trainer, name, model=model), (1 - share) * self.args.minutes
+            )
+            seconds += further_seconds
+        shutil.rmtree(self.output / "trainer", ignore_errors=True)
+        save_pretrained(folder, trainer.model, load_fast_tokenizer(self.args.model))
+        return {"updates": trainer.state.max_steps, "seconds": seconds, "log": trainer.state.log_history}
+
+    def timed(self, make: Callable[[int], Trainer], minutes: float) -> tuple[Trainer, float]:
+        """Train for the time with the trainer that ``make`` makes for a number of updates; also return the seconds."""
+        now = time.perf_counter if self.args.wall else time.process_time
         clock = Clock(now)
-        pilot = make(name, PILOT)
+        pilot = make(PILOT)
+        weights = {key: value.clone() for key, value in pilot.model.state_dict().items()}
         pilot.add_callback(clock)
         pilot.train()
+        pilot.model.load_state_dict(weights)
         seconds_of_update = (clock.times[-1] - clock.times[1]) / (len(clock.times) - 2)
-        updates = round(60 * self.args.minutes / seconds_of_update)
-        trainer = make(name, updates)
+        trainer = make(max(1, round(60 * minutes / seconds_of_update)))
         start = now()
         trainer.train()
-        seconds = now() - start
-        shutil.rmtree(self.output / "trainer", ignore_errors=True)
-        assert trainer.model is not None
-        save_pretrained(folder, trainer.model, load_fast_tokenizer(self.args.model))
-        return {"updates": updates, "seconds": seconds, "log": trainer.state.log_history}
+        return trainer, now() - start
 
     def stock_trainer(self, name: str, updates: int) -> Trainer:
         """The trainer of ``run_mlm.py``."""
@@ -221,16 +259,25 @@ class Comparison:
         collator = DataCollatorForLanguageModeling(load_fast_tokenizer(self.args.model))
         return Trainer(model, arguments, data_collator=collator, train_dataset=self.blocks(length))
 
-    def trainer(self, name: str, updates: int) -> Trainer:
-        """A trainer as ``mlsm adapt`` makes it."""
+    def causal_trainer(self, name: str, updates: int) -> Trainer:
+        """A trainer of next tokens with causal attention, whose rate does not fall."""
+        trainer = self.trainer(name, updates)
+        trainer.data_collator = NextTokenCollator(load_fast_tokenizer(self.args.model))
+        trainer.args.lr_scheduler_type = SchedulerType.CONSTANT_WITH_WARMUP
+        set_causal(trainer.model, causal=True)
+        return trainer
+
+    def trainer(self, name: str, updates: int, *, model: PretrainingModel | None = None) -> Trainer:
+        """A trainer as ``mlsm adapt`` makes it, of ``model`` or a new one."""
         recipe = RECIPES[name]
         settings = recipe.training.for_length(self.args.max_length)
         tokenizer = load_fast_tokenizer(self.args.model)
         codes = self.codes() if name == CODES else None
         torch.manual_seed(1)
-        model: MaskedLmModel | LatentSemanticModel
         collator: MaskedLmCollator
-        if codes is None:
+        if model is not None:
+            collator = MaskedLmCollator(tokenizer, recipe.masks)
+        elif codes is None:
             dropout = recipe.training.attention_dropout or 0.0
             model = MaskedLmModel.of(MaskedLmModel.opened(self.args.model, attention_dropout=dropout))
             collator = MaskedLmCollator(tokenizer, recipe.masks)

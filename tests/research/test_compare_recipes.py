@@ -8,13 +8,14 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.conftest import REPOSITORY
 from tests.script_module import load_script
 from tests.tiny_hf_models import make_model
 
 compare = load_script("research/compare_recipes.py")
-ROWS = (compare.START, compare.STOCK, "head-first", "muon", compare.CODES)  # one of each kind
+ROWS = (compare.START, compare.STOCK, "head-first", "muon", "causal-first", compare.CODES)  # one of each kind
 
 
 def run(words: list[object]) -> str:
@@ -53,3 +54,35 @@ def test_all_rows_are_trained_once_and_measured(english_text: tuple[Path, Path],
     times = {path: path.stat().st_mtime_ns for path in output.glob("*.json")}
     assert run(command).endswith(table[table.index("| row") :])
     assert {path: path.stat().st_mtime_ns for path in output.glob("*.json")} == times
+
+
+def test_causal_attention_sees_earlier_tokens_only(english_text: tuple[Path, Path], tmp_path: Path) -> None:
+    folder = make_model("bert", english_text[0], tmp_path / "model")
+    model = compare.MaskedLmModel.of(compare.MaskedLmModel.opened(folder)).eval()
+    ids = torch.tensor([[5, 6, 7, 8, 9], [9, 8, 7, 6, 5]])
+    changed = ids.clone()
+    changed[:, 3] = 10
+
+    def same_places() -> list[bool]:
+        with torch.no_grad():
+            states = [model.base_model(input_ids=tokens)[0] for tokens in (ids, changed)]
+        return (states[0] == states[1]).all(dim=2).all(dim=0).tolist()
+
+    compare.set_causal(model, causal=True)
+    assert same_places() == [True, True, True, False, False]
+    compare.set_causal(model, causal=False)
+    assert same_places() == [False] * 5
+
+
+def test_labels_are_the_next_tokens(english_text: tuple[Path, Path], tmp_path: Path) -> None:
+    folder = make_model("bert", english_text[0], tmp_path / "model")
+    tokenizer = compare.load_fast_tokenizer(folder)
+    sequences = compare.write_text_sequences([english_text[0]], folder, tmp_path / "tokens", max_length=16)[0]
+    dataset = compare.PretrainingSequences(sequences)
+    samples = [dataset[0], dataset[1], dataset[2]]
+    batch = compare.NextTokenCollator(tokenizer)(samples)
+    for sample, ids, labels in zip(samples, batch["input_ids"], batch["labels"], strict=True):
+        length = len(sample.input_ids)
+        assert ids[:length].tolist() == sample.input_ids.tolist()
+        assert labels[: length - 1].tolist() == sample.input_ids[1:].tolist()
+        assert set(labels[length - 1 :].tolist()) == {-100}
