@@ -19,7 +19,8 @@ from mlsm_plugin.cli.coding_options import (
     block_settings,
     check_positive,
 )
-from mlsm_plugin.cli.settings_flags import add_settings, settings_of
+from mlsm_plugin.cli.settings_flags import add_settings, refuse_changed, settings_of
+from mlsm_plugin.core.files.settings import options_of
 from mlsm_plugin.core.hidden_states.settings import ModelRun
 from mlsm_plugin.core.text.unknown_tokens import KnownText
 from mlsm_plugin.retrieval.key_index import INDEX_KINDS, check_installed
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from mlsm_plugin.retrieval.phrase_datastore import PhraseDatastore
 
 PHRASES = 5  # printed for each mask
+OF_SOURCES = {name: options_of(FillingSettings)[name].default for name in ("contexts", "context_tokens")}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -140,6 +142,8 @@ def _fill(args: argparse.Namespace, extra: list[str]) -> int:
         raise ValueError(f"--continue must not be negative, got {args.steps}")
     if args.steps and args.topk is not None:
         raise ValueError("--continue appends the best phrase alone; leave --topk out")
+    if args.steps:
+        refuse_changed(args, OF_SOURCES, "--continue prints no sources; leave it out")
     settings = settings_of(FillingSettings, args)
     if args.datastore is None:
         raise ValueError("--datastore is required; make one with `mlsm npm datastore`")

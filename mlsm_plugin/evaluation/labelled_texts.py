@@ -132,11 +132,11 @@ def check_same_kind(
 ) -> None:
     """Raise ValueError if files have different kinds of texts or labels.
 
-    This means that they have different numbers of texts per line; that ``train`` has fewer than two labels, or a
-    different one for each text, or more labels than different texts, or lacks a label of the ``held_out`` files; or,
-    unless ``allow_single``, that a label has only one text, such as the column name in a header. With ``regression``,
-    labels are numbers, which may differ. Warns of labels that look alike, of a first line that may be a header, of
-    texts with several labels, and of texts of ``held_out`` that are also in ``train``.
+    This means that they have different numbers of texts per line; that ``train`` has fewer than two labels, or more
+    labels than different texts, or lacks a label of the ``held_out`` files; that no file repeats a label, as if they
+    were numbers of lines; or, unless ``allow_single``, that a label has only one text, such as the column name in a
+    header. With ``regression``, labels are numbers, which may differ. Warns of labels that look alike, of a first line
+    that may be a header, of texts with several labels, and of texts of ``held_out`` that are also in ``train``.
     """
     known = set(train.labels)
     if not regression and len(known) < 2:
@@ -161,7 +161,7 @@ def check_same_kind(
         _warn_of_several_labels(file)
     if not allow_single:
         _check_no_single_label(train, held_out)
-    elif 2 < len(known) == len(train):
+    elif len(known) > 2 and all(len(set(file.labels)) == len(file) for file in (train, *held_out)):
         raise ValueError(f"{train.path}: no two texts have the same label; a line is the label, a tab and the text")
     else:
         _warn_of_header(train, held_out)

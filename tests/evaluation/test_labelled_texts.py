@@ -119,7 +119,9 @@ def test_files_have_the_labels_and_columns_of_the_first(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"train has only one label \(a\)"):
         check_same_kind(of("train", "a", "a"), [], regression=False)
     with pytest.raises(ValueError, match="train: no two texts have the same label; a line is the label, a tab and"):
-        check_same_kind(of("train", "a", "b", "c"), [], regression=False, allow_single=True)
+        check_same_kind(of("train", "a", "b", "c"), [of("test", "c", "a")], regression=False, allow_single=True)
+    one_shot = of("train", "a", "b", "c")
+    check_same_kind(one_shot, [of("test", "c", "a", "c")], regression=False, allow_single=True)
     contradicting = LabelledTexts(Path("one text"), ("a", "b"), (("x",), ("x",)), (1, 2))
     check_same_kind(train, [contradicting], regression=False)
     exchanged = LabelledTexts(Path("exchanged"), ("good", "bad", "good"), (("a",), ("a",), ("a",)), (1, 2, 3))
