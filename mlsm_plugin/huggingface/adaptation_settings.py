@@ -160,7 +160,7 @@ class Adaptation(KnownText):
         if self.student is None and self.vocab_size is not None:
             raise ValueError("vocab_size needs --student: a model that is trained already has its tokenizer")
         if self.objective == "distill" and self.vocab_size is not None:
-            raise ValueError("--objective distill learns predictions of the teacher's vocabulary; leave vocab_size out")
+            raise ValueError("vocab_size is not for --objective distill, which predicts the teacher's vocabulary")
         if self.student is not None and self.auxiliary is not None:
             raise ValueError("with --student, MODEL itself is the auxiliary model; leave --auxiliary out")
         if self.student is not None and self.training.lora is not None:

@@ -22,7 +22,7 @@ def test_settings_out_of_range_are_one_line() -> None:
     with pytest.raises(ValueError, match="--split is only allowed with --dataset"):
         Adaptation("model", ["text"], "out", split="test")
     student = Adaptation("model", ["text"], "out", objective="mlm", student="4x256", vocab_size=4000)
-    with pytest.raises(ValueError, match="leave vocab_size out"):
+    with pytest.raises(ValueError, match="vocab_size is not for --objective distill"):
         replace(student, objective="distill", teacher="teacher")
     replace(student, objective="distill-vectors", teacher="teacher")
 
