@@ -34,6 +34,7 @@ from typing import Any
 import numpy as np
 import torch
 from labelled_lines import first_lines
+from torch import nn
 from transformers import (
     AutoModelForMaskedLM,
     DataCollatorForLanguageModeling,
@@ -80,6 +81,7 @@ class Recipe:
     masks: Masking = field(default_factory=Masking)
     head_first: float = 0.0  # share of the updates that train only the masked-LM head
     causal_first: float = 0.0  # share of the time that trains next tokens with causal attention
+    layer_decay: float | None = None  # ratio of a layer's rate to that of the next layer
 
 
 FALLING = Masking(mask_prob=0.3, mask_prob_end=0.15)
@@ -98,6 +100,7 @@ RECIPES = {
     "muon-5e-3": Recipe(TrainingSettings(optimizer="muon", learning_rate=1e-3, muon_learning_rate=5e-3)),
     "falling-5e-4": Recipe(TrainingSettings(learning_rate=5e-4), FALLING),
     "falling-1e-3": Recipe(TrainingSettings(learning_rate=1e-3), FALLING),
+    "lower-rates-below": Recipe(layer_decay=0.75),
     "causal-first": Recipe(causal_first=0.6),
     CODES: Recipe(),
 }
@@ -149,6 +152,20 @@ def set_causal(model: PretrainingModel, *, causal: bool) -> None:
     for module in model.modules():
         if hasattr(module, "is_causal"):
             module.is_causal = causal
+
+
+def adamw_by_layers(model: PretrainingModel, training: TrainingSettings, decay: float) -> torch.optim.AdamW:
+    """AdamW whose rate falls by ``decay`` from the head to the last layer, and so on down to the embeddings."""
+    layers = next(module for module in model.modules() if isinstance(module, nn.ModuleList))
+    depth_of = {id(weight): depth for depth, layer in enumerate(layers, start=1) for weight in layer.parameters()}
+    head = {id(weight) for weight in model.head_parameters()}
+    groups = []
+    for weight in model.parameters():
+        depth = len(layers) + 1 if id(weight) in head else depth_of.get(id(weight), 0)
+        rate = training.learning_rate * decay ** (len(layers) + 1 - depth)
+        weight_decay = training.weight_decay if weight.dim() > 1 else 0.0
+        groups.append({"params": [weight], "lr": rate, "weight_decay": weight_decay})
+    return torch.optim.AdamW(groups, betas=(0.9, 0.98))
 
 
 class Comparison:
@@ -291,13 +308,16 @@ class Comparison:
         arguments.eval_strategy = "no"
         arguments.save_strategy = "no"
         arguments.logging_steps = 20
+        optimizer: torch.optim.Optimizer | None = settings.optimizer_of(model)
+        if recipe.layer_decay is not None:
+            optimizer = adamw_by_layers(model, settings, recipe.layer_decay)
         trainer = prepare(
             Trainer(
                 model,
                 arguments,
                 data_collator=collator,
                 train_dataset=PretrainingSequences(self.text, codes),
-                optimizers=(settings.optimizer_of(model), None),
+                optimizers=(optimizer, None),
             )
         )
         if recipe.head_first:

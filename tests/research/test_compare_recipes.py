@@ -15,7 +15,8 @@ from tests.script_module import load_script
 from tests.tiny_hf_models import make_model
 
 compare = load_script("research/compare_recipes.py")
-ROWS = (compare.START, compare.STOCK, "head-first", "muon", "causal-first", compare.CODES)  # one of each kind
+# one of each kind
+ROWS = (compare.START, compare.STOCK, "head-first", "muon", "lower-rates-below", "causal-first", compare.CODES)
 
 
 def run(words: list[object]) -> str:
@@ -86,3 +87,15 @@ def test_labels_are_the_next_tokens(english_text: tuple[Path, Path], tmp_path: P
         assert ids[:length].tolist() == sample.input_ids.tolist()
         assert labels[: length - 1].tolist() == sample.input_ids[1:].tolist()
         assert set(labels[length - 1 :].tolist()) == {-100}
+
+
+def test_rates_fall_from_the_head_to_the_embeddings(english_text: tuple[Path, Path], tmp_path: Path) -> None:
+    folder = make_model("bert", english_text[0], tmp_path / "model")
+    model = compare.MaskedLmModel.of(compare.MaskedLmModel.opened(folder))
+    optimizer = compare.adamw_by_layers(model, compare.TrainingSettings(learning_rate=1.0), 0.5)
+    rates = {id(group["params"][0]): group["lr"] for group in optimizer.param_groups}
+    layers = model.base_model.encoder.layer
+    assert {rates[id(weight)] for weight in model.head_parameters()} == {1.0}
+    for below, layer in enumerate(reversed(layers), start=1):
+        assert {rates[id(weight)] for weight in layer.parameters()} == {0.5**below}
+    assert {rates[id(weight)] for weight in model.base_model.embeddings.parameters()} == {0.5 ** (len(layers) + 1)}
