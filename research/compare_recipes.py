@@ -15,12 +15,13 @@ rows of ``mlsm adapt``, and in what follows them, so run the rows of ``run_mlm``
 before (``start``) and after: bits of masked words and retrieval on ``--valid``, and linear probes on the first
 ``--lines`` labelled texts.
 
-Writes ``recipes.md`` and a JSON file for each row. Run the same command again to resume, also with further rows.
+Writes a table and a JSON file for each row. Run the same command again to resume, also with further rows.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import os
 import shutil
 import sys
@@ -142,7 +143,7 @@ class NextTokenCollator(MaskedLmCollator):
         ids = torch.where(batch["labels"] == IGNORED, batch["input_ids"], batch["labels"])
         following = ids[:, 1:].masked_fill(batch["attention_mask"][:, 1:] == 0, IGNORED)
         batch["input_ids"] = ids
-        batch["labels"] = torch.nn.functional.pad(following, (0, 1), value=IGNORED)
+        batch["labels"] = nn.functional.pad(following, (0, 1), value=IGNORED)
         return batch
 
 
@@ -200,8 +201,9 @@ class Comparison:
         return read_evaluation_data([self.args.valid], pairs, [], QualitySettings(queries=300, passages=2000))
 
     def row(self, name: str) -> dict[str, Any]:
-        """The figures of a row; the minutes are part of its file's name."""
-        key = START if name == START else f"{name}-{self.args.minutes:g}"
+        """The figures of a row; the minutes, and of which clock they are, are part of its file's name."""
+        clock = "-wall" if self.args.wall else ""
+        key = START if name == START else f"{name}-{self.args.minutes:g}{clock}"
         path = self.output / f"{key}.json"
         if not path.exists():
             write_json(path, self.measured(name, self.output / "models" / key))
@@ -244,10 +246,8 @@ class Comparison:
         now = time.perf_counter if self.args.wall else time.process_time
         clock = Clock(now)
         pilot = make(PILOT)
-        weights = {key: value.clone() for key, value in pilot.model.state_dict().items()}
         pilot.add_callback(clock)
         pilot.train()
-        pilot.model.load_state_dict(weights)
         seconds_of_update = (clock.times[-1] - clock.times[1]) / (len(clock.times) - 2)
         trainer = make(max(1, round(60 * minutes / seconds_of_update)))
         start = now()
@@ -285,7 +285,7 @@ class Comparison:
         return trainer
 
     def trainer(self, name: str, updates: int, *, model: PretrainingModel | None = None) -> Trainer:
-        """A trainer as ``mlsm adapt`` makes it, of ``model`` or a new one."""
+        """A trainer as ``mlsm adapt`` makes it, of a copy of ``model`` or of a new one."""
         recipe = RECIPES[name]
         settings = recipe.training.for_length(self.args.max_length)
         tokenizer = load_fast_tokenizer(self.args.model)
@@ -293,6 +293,7 @@ class Comparison:
         torch.manual_seed(1)
         collator: MaskedLmCollator
         if model is not None:
+            model = copy.deepcopy(model)
             collator = MaskedLmCollator(tokenizer, recipe.masks)
         elif codes is None:
             dropout = recipe.training.attention_dropout or 0.0

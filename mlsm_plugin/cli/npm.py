@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from mlsm_plugin.retrieval.phrase_datastore import PhraseDatastore
 
 PHRASES = 5  # printed for each mask
-OF_SOURCES = {name: options_of(FillingSettings)[name].default for name in ("contexts", "context_tokens")}
+OF_SOURCES = ("contexts", "context_tokens")  # which sources of a phrase are printed
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -140,10 +140,9 @@ def _fill(args: argparse.Namespace, extra: list[str]) -> int:
     check_positive(args, "topk")
     if args.steps < 0:
         raise ValueError(f"--continue must not be negative, got {args.steps}")
-    if args.steps and args.topk is not None:
-        raise ValueError("--continue appends the best phrase alone; leave --topk out")
     if args.steps:
-        refuse_changed(args, OF_SOURCES, "--continue prints no sources; leave it out")
+        defaults = {name: options_of(FillingSettings)[name].default for name in OF_SOURCES}
+        refuse_changed(args, {"topk": None, **defaults}, "not with --continue, which appends the best phrase alone")
     settings = settings_of(FillingSettings, args)
     if args.datastore is None:
         raise ValueError("--datastore is required; make one with `mlsm npm datastore`")

@@ -32,10 +32,9 @@ def test_command_prints_phrases_and_sources(npm: Path, capsys: Capture) -> None:
     printed = capsys.readouterr()
     assert "the text has no <mask>" in printed.err
     assert TEXT not in printed.out
-    words = ("npm", "fill", "The value", *where, "--continue", 1, "--topk", 3)
-    assert "leave --topk out" in failing_mlsm(capsys, *words)
-    words = ("npm", "fill", "The value", *where, "--continue", 1, "--contexts", 1, "--context-tokens", 4)
-    assert "--contexts, --context-tokens: --continue prints no sources" in failing_mlsm(capsys, *words)
+    words = ("npm", "fill", "The value", *where, "--continue", 1, "--topk", 3, "--contexts", 1, "--context-tokens", 4)
+    assert "--topk, --contexts, --context-tokens: not with --continue" in failing_mlsm(capsys, *words)
+    assert "--topk: not with --continue" in failing_mlsm(capsys, *words[:-4])
     mlsm("npm", "fill", TEXT, *where, "--neighbors", 10**6)  # all keys of the store
     assert "  mask 1" in capsys.readouterr().out
     for option, value, wanted in (("--contexts", -1, "be at least 0"), ("--continue", -3, "not be negative")):
