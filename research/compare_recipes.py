@@ -148,11 +148,29 @@ class NextTokenCollator(MaskedLmCollator):
 
 
 def set_causal(model: PretrainingModel, *, causal: bool) -> None:
-    """Let the tokens of a BERT see earlier tokens only, or all."""
+    """Let the tokens of a BERT see earlier tokens only, or all.
+
+    ValueError if tokens still see later ones, as in a model type that cannot be a decoder.
+    """
     model.config.is_decoder = causal
     for module in model.modules():
         if hasattr(module, "is_causal"):
             module.is_causal = causal
+    if causal and sees_later_tokens(model):
+        kind = model.config.model_type
+        raise ValueError(f"a model of type {kind} has no causal attention; leave causal-first out of --rows")
+
+
+def sees_later_tokens(model: PretrainingModel) -> bool:
+    """Whether a token changes the states of earlier tokens, in a sequence with padding; ends training mode."""
+    model.eval()
+    ids = torch.tensor([[10, 11, 12, 13, 14]], device=model.device)
+    mask = torch.tensor([[1, 1, 1, 1, 0]], device=model.device)  # some models are causal only without padding
+    changed = ids.clone()
+    changed[:, 3] = 15
+    with torch.no_grad():
+        states = [model.base_model(input_ids=tokens, attention_mask=mask)[0] for tokens in (ids, changed)]
+    return not torch.allclose(states[0][:, :3], states[1][:, :3])
 
 
 def adamw_by_layers(model: PretrainingModel, training: TrainingSettings, decay: float) -> torch.optim.AdamW:
@@ -200,10 +218,14 @@ class Comparison:
         pairs = [(first_lines(train, self.args.lines, self.output), test) for train, test in self.args.labelled]
         return read_evaluation_data([self.args.valid], pairs, [], QualitySettings(queries=300, passages=2000))
 
-    def row(self, name: str) -> dict[str, Any]:
-        """The figures of a row; the minutes, and of which clock they are, are part of its file's name."""
+    def timed_name(self, name: str) -> str:
+        """A file's name with the minutes, and of which clock they are."""
         clock = "-wall" if self.args.wall else ""
-        key = START if name == START else f"{name}-{self.args.minutes:g}{clock}"
+        return f"{name}-{self.args.minutes:g}{clock}"
+
+    def row(self, name: str) -> dict[str, Any]:
+        """The figures of a row."""
+        key = START if name == START else self.timed_name(name)
         path = self.output / f"{key}.json"
         if not path.exists():
             write_json(path, self.measured(name, self.output / "models" / key))
@@ -392,10 +414,13 @@ def main() -> int:
     logging.set_verbosity_error()
     comparison = Comparison(args)
     for name in args.rows:
-        figures = comparison.row(name)
+        try:
+            figures = comparison.row(name)
+        except (ValueError, OSError) as error:
+            raise SystemExit(str(error)) from None
         print(name, figures["updates"], figures["seconds"], figures["measures"], flush=True)
     rows = table(comparison, comparison.row)
-    with atomic_open(args.output / f"recipes-{args.minutes:g}.md", "w") as file:
+    with atomic_open(args.output / f"{comparison.timed_name('recipes')}.md", "w") as file:
         file.write(rows)
     print(rows)
     return 0

@@ -55,6 +55,9 @@ def test_all_rows_are_trained_once_and_measured(english_text: tuple[Path, Path],
     times = {path: path.stat().st_mtime_ns for path in output.glob("*.json")}
     assert run(command).endswith(table[table.index("| row") :])
     assert {path: path.stat().st_mtime_ns for path in output.glob("*.json")} == times
+    of_the_clock = run([*command[: -len(ROWS)], compare.START, "--wall"])
+    assert (output / "recipes-0.01-wall.md").read_text(encoding="utf-8").strip() in of_the_clock
+    assert (output / "recipes-0.01.md").read_text(encoding="utf-8") in table
 
 
 def test_causal_attention_sees_earlier_tokens_only(english_text: tuple[Path, Path], tmp_path: Path) -> None:
@@ -73,6 +76,24 @@ def test_causal_attention_sees_earlier_tokens_only(english_text: tuple[Path, Pat
     assert same_places() == [True, True, True, False, False]
     compare.set_causal(model, causal=False)
     assert same_places() == [False] * 5
+
+
+@pytest.mark.parametrize("model_type", ["distilbert", "modernbert", "mpnet", "deberta", "deberta-v2"])
+def test_models_without_causal_attention_are_refused(
+    english_text: tuple[Path, Path], tmp_path: Path, model_type: str
+) -> None:
+    folder = make_model(model_type, english_text[0], tmp_path / "model")
+    model = compare.MaskedLmModel.of(compare.MaskedLmModel.opened(folder))
+    with pytest.raises(ValueError, match=f"^a model of type {model_type} has no causal attention; leave causal-first"):
+        compare.set_causal(model, causal=True)
+
+
+@pytest.mark.parametrize("model_type", ["roberta", "xlm-roberta", "camembert", "electra"])
+def test_relatives_of_bert_take_causal_attention(
+    english_text: tuple[Path, Path], tmp_path: Path, model_type: str
+) -> None:
+    folder = make_model(model_type, english_text[0], tmp_path / "model")
+    compare.set_causal(compare.MaskedLmModel.of(compare.MaskedLmModel.opened(folder)), causal=True)
 
 
 def test_labels_are_the_next_tokens(english_text: tuple[Path, Path], tmp_path: Path) -> None:
