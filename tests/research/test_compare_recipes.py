@@ -78,6 +78,7 @@ def test_causal_attention_sees_earlier_tokens_only(english_text: tuple[Path, Pat
     assert same_places() == [False] * 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model_type", ["distilbert", "modernbert", "mpnet", "deberta", "deberta-v2"])
 def test_models_without_causal_attention_are_refused(
     english_text: tuple[Path, Path], tmp_path: Path, model_type: str
@@ -88,6 +89,7 @@ def test_models_without_causal_attention_are_refused(
         compare.set_causal(model, causal=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model_type", ["roberta", "xlm-roberta", "camembert", "electra"])
 def test_relatives_of_bert_take_causal_attention(
     english_text: tuple[Path, Path], tmp_path: Path, model_type: str
