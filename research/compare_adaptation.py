@@ -44,7 +44,7 @@ from mlsm_plugin.core.files.hf_files import hf_folder, weight_files
 from mlsm_plugin.core.files.output_lock import hold_lock
 from mlsm_plugin.core.files.planned_folder import PlannedFolder
 from mlsm_plugin.core.files.step_record import RECORD, StepRecord
-from mlsm_plugin.core.hidden_states.devices import default_device, has_fast_bf16
+from mlsm_plugin.core.machine.devices import default_device, has_fast_bf16
 from mlsm_plugin.evaluation.encoder_quality import linear_probe
 from mlsm_plugin.evaluation.labelled_texts import LabelledTexts, check_same_kind, read_labelled_texts
 from mlsm_plugin.evaluation.sentence_encoders import open_sentence_encoder

@@ -9,6 +9,8 @@ A student with its own tokenizer is trained from random weights, for the same nu
 - ``mlm``: masked LM;
 - ``mlsm+mlm``: masked LM and the codes of the teacher's hidden states;
 - ``mlsm``: only the codes;
+- ``mlsm-then-mlm``: only the codes in the first half of the updates, masked LM in the second;
+- ``codes-first-half``: ``mlsm+mlm``, without the codes in the second half;
 - ``regression+mlm``: masked LM and the teacher's hidden states themselves, standardized (mean squared error), which the
   teacher computes in each update: do *sparse* targets matter?
 - ``random-dictionary``: codes over random directions;
@@ -40,7 +42,7 @@ import torch
 from control_codes import exchanged_sources, looked_up, means_of_types, of_types, write_random_dictionary
 from labelled_lines import first_lines
 from torch import nn
-from transformers import Trainer, logging
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments, logging
 
 from mlsm_plugin.core.coding.block_coding import store_meta
 from mlsm_plugin.core.coding.coder_learning import LearningSettings
@@ -80,13 +82,28 @@ ROWS = (
     "random-dictionary",
     "mlm-time",
     "mlsm",
+    "mlsm-then-mlm",
+    "codes-first-half",
     "type-mean",
 )
 CONTROLS = ("exchanged-within-types", "type-mean", "random-dictionary")
+HALVES = ("mlsm-then-mlm", "codes-first-half")
 TOP_OF_MEANS = 64  # atoms of a mean code
 STATES = "states.npy"
 BATCH = 32  # sequences for the teacher at once
 CHUNK = 1 << 14  # tokens to code at once
+
+
+class MaskedLmInSecondHalf(TrainerCallback):
+    """Masked LM alone from the middle of the training on."""
+
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
+        model = kwargs["model"]
+        if state.global_step == state.max_steps // 2 and isinstance(model, LatentSemanticModel):
+            model.mlm_weight = 1.0
+            model.latent_weight = 0.0
 
 
 class Comparison:
@@ -293,7 +310,12 @@ class Comparison:
         else:
             codes = self.codes(name if name in CONTROLS else "codes")
             collator = LatentSemanticCollator(tokenizer, MASKS_OF_STUDENT)
-            model = LatentSemanticModel.of(stock, num_atoms=self.args.atoms, mlm_weight=float(name != "mlsm"))
+            model = LatentSemanticModel.of(
+                stock,
+                num_atoms=self.args.atoms,
+                latent_weight=self.args.latent_weight,
+                mlm_weight=float(name not in ("mlsm", "mlsm-then-mlm")),
+            )
         settings = TRAINING_OF_STUDENT
         arguments = settings.arguments(folder / "checkpoints")
         arguments.max_steps = updates
@@ -312,6 +334,8 @@ class Comparison:
                 optimizers=(settings.optimizer_of(model), None),
             )
         )
+        if name in HALVES:
+            trainer.add_callback(MaskedLmInSecondHalf())
         start = time.process_time()
         trainer.train()
         seconds = time.process_time() - start
@@ -405,6 +429,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--atoms", type=int, default=2000)
     parser.add_argument("--k", type=int, default=16)
     parser.add_argument("--dictionary-tokens", type=int, default=600_000)
+    parser.add_argument("--latent-weight", type=float, default=1.0)
     parser.add_argument("--regression-weight", type=float, default=1.0)
     parser.add_argument("--epochs", type=int, default=4, help="of fine-tuning; 0: none (default: 4)")
     parser.add_argument("--finetuning-rate", type=float, default=3e-4)

@@ -61,7 +61,7 @@ def _imported(*, with_fairseq: bool) -> Iterator[Row]:
     """Rows that need an import: compiled extensions and devices."""
     import torch
 
-    from mlsm_plugin.core.hidden_states.devices import bf16_instructions, default_device, has_fast_bf16
+    from mlsm_plugin.core.machine.devices import bf16_instructions, default_device, has_fast_bf16
 
     try:
         if with_fairseq:

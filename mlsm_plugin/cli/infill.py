@@ -32,7 +32,7 @@ def needs_fairseq(args: argparse.Namespace) -> bool:
 
 def run(args: argparse.Namespace, extra: list[str]) -> int:
     """Print each text with its gaps filled, and the fillers with their scores."""
-    from mlsm_plugin.core.hidden_states.devices import default_device
+    from mlsm_plugin.core.machine.devices import default_device
 
     check_positive(args, "beam", "max_length")
     model = _open(args.checkpoint)

@@ -179,7 +179,7 @@ def _warn_of_cuts(number: int, total: int) -> None:
 
 def _open(args: argparse.Namespace) -> "tuple[RobertaHub, PhraseDatastore | None]":
     """The model on its device, and the datastore; None if the command line names no datastore."""
-    from mlsm_plugin.core.hidden_states.devices import default_device
+    from mlsm_plugin.core.machine.devices import default_device
     from mlsm_plugin.hub import checkpoint_of, from_pretrained
     from mlsm_plugin.retrieval.phrase_datastore import PhraseDatastore
 

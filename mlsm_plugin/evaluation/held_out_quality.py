@@ -7,7 +7,7 @@ from pathlib import Path
 from mlsm_plugin.core.files.atomic_files import PathLike
 from mlsm_plugin.core.files.json_checks import JsonObject
 from mlsm_plugin.core.files.settings import identity
-from mlsm_plugin.core.hidden_states.devices import Device
+from mlsm_plugin.core.machine.devices import Device
 from mlsm_plugin.evaluation.encoder_quality import (
     EvaluationData,
     Measure,

@@ -10,9 +10,9 @@ from torch import Tensor
 from mlsm_plugin.core.files.atomic_files import PathLike
 from mlsm_plugin.core.files.hf_files import hf_folder
 from mlsm_plugin.core.hidden_states.changed_states import Change, changed_library_states, in_float32
-from mlsm_plugin.core.hidden_states.devices import Device, default_device, half_products, placed
 from mlsm_plugin.core.hidden_states.hf_encoder import HuggingFaceSource, half_of, load_masked_lm, supported_config
 from mlsm_plugin.core.hidden_states.sources import source_of
+from mlsm_plugin.core.machine.devices import Device, default_device, half_products, placed
 from mlsm_plugin.core.text.hf_tokenizer import HuggingFaceTokenizer
 from mlsm_plugin.fairseq_plugin.coding.fairseq_encoder import FairseqEncoder, load_roberta
 from mlsm_plugin.fairseq_plugin.compat.model_parts import changed_hidden_states

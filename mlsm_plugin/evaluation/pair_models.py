@@ -9,8 +9,8 @@ from torch import Tensor
 
 from mlsm_plugin.core.files.atomic_files import PathLike
 from mlsm_plugin.core.files.hf_files import hf_folder, is_hf, is_library_folder, weight_files
-from mlsm_plugin.core.hidden_states.devices import Device, default_device
 from mlsm_plugin.core.hidden_states.hf_encoder import load_masked_lm, model_and_tokenizer, positions_of
+from mlsm_plugin.core.machine.devices import Device, default_device
 from mlsm_plugin.core.text.unknown_tokens import UnknownTokens, unknown_tokens_in
 from mlsm_plugin.fairseq_plugin.compat.training_options import why_untrained
 from mlsm_plugin.hub import checkpoint_of, from_pretrained

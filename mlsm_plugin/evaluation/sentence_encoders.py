@@ -15,13 +15,13 @@ from mlsm_plugin.core.files.hf_files import is_hf
 from mlsm_plugin.core.files.json_checks import check_json, fields, list_of
 from mlsm_plugin.core.files.json_checks import text as is_text
 from mlsm_plugin.core.files.progress import Progress
-from mlsm_plugin.core.hidden_states.devices import Device, default_device
 from mlsm_plugin.core.hidden_states.hf_encoder import (
     load_library_model,
     load_masked_lm,
     model_and_tokenizer,
     positions_of,
 )
+from mlsm_plugin.core.machine.devices import Device, default_device
 from mlsm_plugin.huggingface.pretraining_model import head_of
 
 logger = logging.getLogger(__name__)

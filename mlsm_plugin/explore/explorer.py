@@ -12,7 +12,7 @@ import torch
 
 from mlsm_plugin.core.files.atomic_files import PathLike
 from mlsm_plugin.core.files.hf_files import hf_folder
-from mlsm_plugin.core.hidden_states.devices import Device
+from mlsm_plugin.core.machine.devices import Device
 from mlsm_plugin.core.sparse_coding.atom_names import read_names
 from mlsm_plugin.core.text.hf_tokenizer import Offsets
 from mlsm_plugin.core.text.text_files import check_text

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from mlsm_plugin.core.files.atomic_files import PathLike
-from mlsm_plugin.core.hidden_states.devices import Device, default_device
+from mlsm_plugin.core.machine.devices import Device, default_device
 
 if TYPE_CHECKING:
     from mlsm_plugin.retrieval.phrase_filling import PhraseCandidate

@@ -22,9 +22,9 @@ from mlsm_plugin.core.files.output_lock import only_writer
 from mlsm_plugin.core.files.process_rank import process_rank
 from mlsm_plugin.core.files.settings import identity
 from mlsm_plugin.core.files.step_record import RECORD, Step, StepRecord
-from mlsm_plugin.core.hidden_states.devices import Device
 from mlsm_plugin.core.hidden_states.encoder import check_layer
 from mlsm_plugin.core.hidden_states.hf_encoder import HuggingFaceSource, positions_of
+from mlsm_plugin.core.machine.devices import Device
 from mlsm_plugin.core.machine.memory import keep_freed_memory
 from mlsm_plugin.core.sparse_coding.coder import load_coder
 from mlsm_plugin.core.text.hf_tokenizer import HuggingFaceTokenizer

@@ -15,8 +15,8 @@ from torch.utils.data import Dataset
 from mlsm_plugin.core.files.atomic_files import PathLike, atomic_open
 from mlsm_plugin.core.files.npy_files import npy_header
 from mlsm_plugin.core.files.progress import Progress
-from mlsm_plugin.core.hidden_states.devices import Device
 from mlsm_plugin.core.hidden_states.hf_encoder import HuggingFaceEncoder, HuggingFaceSource
+from mlsm_plugin.core.machine.devices import Device
 from mlsm_plugin.core.masking.span_corruption import padded
 from mlsm_plugin.core.masking.token_ids import check_largest_id, check_padding
 from mlsm_plugin.core.text.hf_tokenizer import (

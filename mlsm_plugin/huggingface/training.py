@@ -15,7 +15,7 @@ from torch import nn
 from mlsm_plugin.core.files.atomic_files import PathLike
 from mlsm_plugin.core.files.hf_files import first_line, import_transformers
 from mlsm_plugin.core.files.settings import check, option, seed
-from mlsm_plugin.core.hidden_states.devices import has_fast_bf16
+from mlsm_plugin.core.machine.devices import has_fast_bf16
 from mlsm_plugin.core.optimizers.muon import MuonAdamW, matrices_of_layers
 
 if TYPE_CHECKING:

@@ -15,13 +15,13 @@ from torch.nn.utils.rnn import pad_sequence
 from mlsm_plugin.core.coding.coder_fit import check_width, fitting_fingerprint, fitting_layer
 from mlsm_plugin.core.files.atomic_files import PathLike, sha256_of_files
 from mlsm_plugin.core.files.hf_files import HF_PREFIX, hf_folder, is_hf
-from mlsm_plugin.core.hidden_states.devices import Device, default_device
 from mlsm_plugin.core.hidden_states.hf_encoder import (
     HuggingFaceEncoder,
     HuggingFaceSource,
     model_and_tokenizer,
     positions_of,
 )
+from mlsm_plugin.core.machine.devices import Device, default_device
 from mlsm_plugin.core.sparse_coding.coder import SparseCoder, load_coder
 from mlsm_plugin.core.text.hf_tokenizer import HuggingFaceTokenizer, Offsets
 from mlsm_plugin.huggingface.latent_semantic_model import LATENT_HEAD, LatentSemanticModel

@@ -27,7 +27,7 @@ import torch
 from dictionary_learning import learn_with_spams  # another bench in this folder
 from sparse_coding import synthetic  # and another
 
-from mlsm_plugin.core.hidden_states.devices import has_fast_bf16
+from mlsm_plugin.core.machine.devices import has_fast_bf16
 from mlsm_plugin.core.sparse_coding.dictionary import AtomDictionary
 from mlsm_plugin.core.sparse_coding.encode import normalize_rows
 from mlsm_plugin.core.sparse_coding.lasso import LassoCoder

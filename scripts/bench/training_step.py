@@ -63,6 +63,7 @@ NO_DROPOUT = ("--dropout", "0", "--attention-dropout", "0")
 FUSED = ("--optimizer", "fused_adamw")
 RECIPE = ("--optimizer", "muon", "--mask-prob", "0.225")  # the mean of 0.30 and 0.15
 FLOAT32, BF16 = ("--autocast", "off"), ("--autocast", "bf16")
+AUTO = ("--autocast", "auto")  # as `mlsm auxiliary` trains
 # ratio of tokens a second: data loading to the fastest step
 LOADER_TARGETS = {"mlsm": 10.0, "taco": 10.0, "span_denoising": 10.0, "npm": 3.0}
 LOADER_FLAGS = {
@@ -101,12 +102,12 @@ def recipes(args: argparse.Namespace, online: tuple[str, ...]) -> dict[str, tupl
         "roberta bf16": ("mlsm_roberta", (*PLAIN_FLAGS, *old, *FUSED, *BF16)),
         "modern float32": ("mlsm_modern", (*PLAIN_FLAGS, *modern, *FLOAT32)),
         "modern bf16": ("mlsm_modern", (*PLAIN_FLAGS, *modern, *BF16)),
-        "recipe": ("mlsm_modern", (*PLAIN_FLAGS, *modern, *BF16, *RECIPE)),
-        "recipe in blocks": ("mlsm_modern", (*PLAIN_FLAGS, *modern, *BF16, *RECIPE, "--muon-block-rows", "64")),
+        "recipe": ("mlsm_modern", (*PLAIN_FLAGS, *modern, *AUTO, *RECIPE)),
+        "recipe in blocks": ("mlsm_modern", (*PLAIN_FLAGS, *modern, *AUTO, *RECIPE, "--muon-block-rows", "64")),
         "compiled": ("mlsm_modern", (*PLAIN_FLAGS, *modern, *BF16, "--compile", "on")),
         "deberta float32": ("mlsm_deberta", (*PLAIN_FLAGS, *modern, *FLOAT32)),
         "deberta bf16": ("mlsm_deberta", (*PLAIN_FLAGS, *modern, *BF16)),
-        "deberta recipe": ("mlsm_deberta", (*PLAIN_FLAGS, *modern, *BF16, *RECIPE)),
+        "deberta recipe": ("mlsm_deberta", (*PLAIN_FLAGS, *modern, *AUTO, *RECIPE)),
         "mlsm": ("mlsm_modern", (*MLSM_FLAGS, *modern, *BF16)),
         "mlsm + mlm": ("mlsm_modern", (*MLSM_FLAGS, "--mlm-weight", "1", *modern, *BF16)),
         "online": ("mlsm_modern", (*MLSM_FLAGS, *online, *modern, *BF16)),

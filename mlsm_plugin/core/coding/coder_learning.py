@@ -23,10 +23,10 @@ from mlsm_plugin.core.files.planned_folder import PlannedFolder, differences
 from mlsm_plugin.core.files.recorded_names import without_place
 from mlsm_plugin.core.files.settings import check, names_that_decide_nothing, option, seed, undeciding
 from mlsm_plugin.core.hidden_states.blocks import TokenBlocks
-from mlsm_plugin.core.hidden_states.devices import has_fast_bf16
 from mlsm_plugin.core.hidden_states.encoder import HiddenStateEncoder
 from mlsm_plugin.core.hidden_states.settings import BlockSettings, ModelRun, layer
 from mlsm_plugin.core.hidden_states.stream import HiddenStateStream
+from mlsm_plugin.core.machine.devices import has_fast_bf16
 from mlsm_plugin.core.sparse_coding.coder import load_coder
 from mlsm_plugin.core.sparse_coding.dictionary import AtomDictionary, learn_dictionary
 from mlsm_plugin.core.sparse_coding.encode import normalize_rows

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from mlsm_plugin.core.coding.block_coding import TOKENS_TO_JUDGE_EMPTINESS
-from mlsm_plugin.core.hidden_states.devices import half_products
+from mlsm_plugin.core.machine.devices import half_products
 from mlsm_plugin.core.sparse_coding.sparse_coder import SparseCoder
 from mlsm_plugin.core.sparse_coding.stored_codes import padded_distributions, strongest, without_negative_codes
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from mlsm_plugin.core.files.atomic_files import PathLike, sha256_of_files
-from mlsm_plugin.core.hidden_states.devices import Device
+from mlsm_plugin.core.machine.devices import Device
 
 
 class HiddenStateEncoder(ABC):

@@ -24,8 +24,8 @@ from mlsm_plugin.core.files.hf_files import (
     other_name_of_bias,
     weight_files,
 )
-from mlsm_plugin.core.hidden_states.devices import Device, default_device, half_products, placed
 from mlsm_plugin.core.hidden_states.encoder import HiddenStateEncoder, HiddenStateSource, check_layer
+from mlsm_plugin.core.machine.devices import Device, default_device, half_products, placed
 from mlsm_plugin.core.text.hf_tokenizer import FAIRSEQ_PAD, HuggingFaceTokenizer
 
 if TYPE_CHECKING:

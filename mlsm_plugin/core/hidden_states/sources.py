@@ -7,9 +7,9 @@ from collections.abc import Callable
 from mlsm_plugin.core.files.atomic_files import PathLike
 from mlsm_plugin.core.files.hf_files import HF_PREFIX
 from mlsm_plugin.core.hidden_states.aligned_encoder import AlignedEncoder, alignment_fingerprint
-from mlsm_plugin.core.hidden_states.devices import Device
 from mlsm_plugin.core.hidden_states.encoder import HiddenStateSource
 from mlsm_plugin.core.hidden_states.hf_encoder import HuggingFaceSource
+from mlsm_plugin.core.machine.devices import Device
 
 Source = type[HiddenStateSource]
 

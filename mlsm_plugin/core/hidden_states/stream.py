@@ -12,8 +12,8 @@ from torch import Tensor
 
 from mlsm_plugin.core.files.progress import Progress
 from mlsm_plugin.core.hidden_states.blocks import TokenBlocks, hidden_states_of
-from mlsm_plugin.core.hidden_states.devices import Device
 from mlsm_plugin.core.hidden_states.encoder import HiddenStateEncoder
+from mlsm_plugin.core.machine.devices import Device
 
 BUFFER_ROWS = 1 << 16  # hidden states that are shuffled together: 100 MB with 384 dimensions
 BLOCKS_AT_ONCE = 64

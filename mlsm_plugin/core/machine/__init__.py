@@ -1,1 +1,1 @@
-"""Memory and processors of this machine: what glibc keeps, and how threads wait."""
+"""This machine: the memory that glibc keeps, how threads wait, and the device and precision of models."""

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import ParamsT
 
+from mlsm_plugin.core.machine.devices import has_fast_bf16
+
 MUON_RATIO = 10.0  # default ratio of Muon's learning rate to AdamW's
 BLOCK_ROWS = 64  # the usual width of an attention head
 UPDATES_IN_BLOCKS = 1200  # blocks learn faster in trainings of up to this many updates
@@ -25,10 +27,12 @@ TINY = 1e-7
 def orthogonalized(matrix: Tensor) -> Tensor:
     """Bring the singular values of a matrix ``(m, n)`` close to 1 (Jordan et al., 2024); float32. Zeros stay zeros.
 
-    The matrix is divided by its Frobenius norm, then goes through five Newton-Schulz iterations in bfloat16.
+    The matrix is divided by its Frobenius norm, then goes through five Newton-Schulz iterations, in bfloat16 if the
+    device is fast in it.
     """
     rows, columns = matrix.shape
-    wide = matrix.bfloat16().T if rows > columns else matrix.bfloat16()
+    converted = _for_products(matrix)
+    wide = converted.T if rows > columns else converted
     wide = wide / wide.norm().clamp(min=TINY)
     for _ in range(ITERATIONS):
         wide = _iterated(wide[None], (wide @ wide.T)[None])[0]
@@ -40,13 +44,14 @@ def orthogonalized_in_blocks(matrix: Tensor, block_rows: int = BLOCK_ROWS) -> Te
     """Make the rows of a matrix ``(m, n)`` nearly orthonormal within blocks of ``block_rows`` rows; float32.
 
     Each block is scaled so that its largest singular value is at most 1 (the scales of AOL, Prach and Lampert, 2022, as
-    in Turbo-Muon, Boissin et al., 2025), then goes through three Newton-Schulz iterations in bfloat16. The result is
-    scaled to the Frobenius norm ``sqrt(min(m, n))`` of a matrix with orthonormal rows or columns; zeros stay zeros.
+    in Turbo-Muon, Boissin et al., 2025), then goes through three Newton-Schulz iterations, in bfloat16 if the device is
+    fast in it. The result is scaled to the Frobenius norm ``sqrt(min(m, n))`` of a matrix with orthonormal rows or
+    columns; zeros stay zeros.
     """
     rows, columns = matrix.shape
     size = min(block_rows, rows, columns)
     padded = nn.functional.pad(matrix, (0, 0, 0, -rows % size))
-    blocks = padded.bfloat16().view(-1, size, columns)
+    blocks = _for_products(padded).view(-1, size, columns)
     gram = torch.bmm(blocks, blocks.mT)  # (blocks, size, size)
     scales = gram.abs().sum(dim=2).clamp(min=TINY).rsqrt()
     blocks = blocks * scales[:, :, None]
@@ -57,6 +62,14 @@ def orthogonalized_in_blocks(matrix: Tensor, block_rows: int = BLOCK_ROWS) -> Te
         blocks = _iterated(blocks, gram)
     result = blocks.reshape(-1, columns)[:rows].float()
     return result * (min(rows, columns) ** 0.5 / result.norm().clamp(min=TINY))
+
+
+def _for_products(matrix: Tensor) -> Tensor:
+    """A matrix in bfloat16 if products are faster in it, else in float32.
+
+    A CPU without bfloat16 instructions takes ten times as long in bfloat16 as in float32.
+    """
+    return matrix.bfloat16() if has_fast_bf16(matrix.device) else matrix.float()
 
 
 def _iterated(matrices: Tensor, grams: Tensor) -> Tensor:

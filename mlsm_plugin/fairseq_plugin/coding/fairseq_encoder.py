@@ -10,9 +10,9 @@ from torch import Tensor
 
 from mlsm_plugin.core.files.atomic_files import PathLike
 from mlsm_plugin.core.files.model_files import DICTIONARY_NAME, only_checkpoint, symbols_in
-from mlsm_plugin.core.hidden_states.devices import Device, default_device, half_products, placed
 from mlsm_plugin.core.hidden_states.encoder import HiddenStateSource, check_layer
 from mlsm_plugin.core.hidden_states.sources import register_fairseq
+from mlsm_plugin.core.machine.devices import Device, default_device, half_products, placed
 from mlsm_plugin.core.masking.word_boundaries import added_symbols
 from mlsm_plugin.fairseq_plugin.compat import model_parts
 from mlsm_plugin.fairseq_plugin.compat.checkpoint_contents import CheckpointState

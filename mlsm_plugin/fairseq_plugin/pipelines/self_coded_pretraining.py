@@ -12,9 +12,9 @@ from mlsm_plugin.core.coding.settings import ONLINE, STORE, StageSettings
 from mlsm_plugin.core.coding.split_coder import CodingSettings
 from mlsm_plugin.core.files.atomic_files import PathLike
 from mlsm_plugin.core.files.settings import identity
-from mlsm_plugin.core.hidden_states.devices import default_device, has_fast_bf16
 from mlsm_plugin.core.hidden_states.settings import BlockSettings
 from mlsm_plugin.core.hidden_states.sources import source_of
+from mlsm_plugin.core.machine.devices import default_device, has_fast_bf16
 from mlsm_plugin.core.sparse_coding.coder import load_coder
 from mlsm_plugin.fairseq_plugin.coding.corpus_coding import Coded, learn_from_split, splits_encoder
 from mlsm_plugin.fairseq_plugin.compat.binarized_files import combined_splits

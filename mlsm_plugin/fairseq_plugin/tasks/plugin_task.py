@@ -30,7 +30,7 @@ from torch import Tensor
 
 from mlsm_plugin.core.files.model_files import copy_tokenizer
 from mlsm_plugin.core.files.settings import option
-from mlsm_plugin.core.hidden_states.devices import has_fast_bf16
+from mlsm_plugin.core.machine.devices import has_fast_bf16
 from mlsm_plugin.core.machine.memory import keep_freed_memory
 from mlsm_plugin.core.machine.processors import BUSY, SPINS, cores_busy_with_others, usable_cores, waits_as_chosen
 from mlsm_plugin.core.text.vocabulary_record import (

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from mlsm_plugin.core.hidden_states import devices
+from mlsm_plugin.core.machine import devices
 from mlsm_plugin.core.sparse_coding.dictionary import AtomDictionary
 from mlsm_plugin.core.sparse_coding.sae_coder import SaeCoder
 from mlsm_plugin.core.sparse_coding.sparse_autoencoder import SaeConfig, SaeWeights, SparseAutoencoder

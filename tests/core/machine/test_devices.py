@@ -7,14 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from mlsm_plugin.core.hidden_states import devices
-from mlsm_plugin.core.hidden_states.devices import (
-    bf16_instructions,
-    default_device,
-    half_products,
-    has_fast_bf16,
-    placed,
-)
+from mlsm_plugin.core.machine import devices
+from mlsm_plugin.core.machine.devices import bf16_instructions, default_device, half_products, has_fast_bf16, placed
 
 
 def test_the_device_that_is_asked_for_or_the_gpu_if_there_is_one() -> None:
