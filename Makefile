@@ -1,4 +1,4 @@
-# make demo    set up, then raw text to a trained MLSM model with a report (4 minutes on 2 cores)
+# make demo    set up, then raw text to a trained MLSM model with a report (4 to 8 minutes on 2 cores)
 # make test    set up, then lint, types and the tests of the fast lane (at most 5 minutes on 2 cores)
 # make test-all  the same, then the slow lane: everything else that needs no GPU
 # make docs    the documentation site, build/docs/index.html; a broken link or a missing docstring fails

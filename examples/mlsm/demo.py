@@ -22,6 +22,7 @@ from mlsm_plugin.cli.next_commands import BLOCKS
 from mlsm_plugin.core.files.output_lock import run_child
 from mlsm_plugin.core.files.progress import shown_by_another_process
 from mlsm_plugin.core.files.step_record import Step, StepRecord
+from mlsm_plugin.core.machine.devices import default_device, has_fast_bf16
 from mlsm_plugin.fairseq_plugin.pipelines.training_recipe import SMALL_MODEL, TrainingPlan, training_words
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -68,7 +69,8 @@ def make_everything(args: argparse.Namespace, output: Path) -> None:
     preprocess += ["--tokens-per-sample", str(BLOCKS.tokens_per_sample)]
     preprocess += ["--layer", "3", "--atoms", "512", "--lambda", "0.15", "--tokens", "100000", "--iterations", "200"]
     # training masks few of the tokens in less than one pass, so that few of the other codes would ever be read
-    preprocess += ["--coverage", "0.4", "--fp16"]
+    preprocess += ["--coverage", "0.4"]
+    preprocess += ["--fp16"] if has_fast_bf16(default_device()) else []
     # small batches learn more of a short text in the same time
     preprocess += ["--batch-size", "8", "--lr", "1.5e-3", "--warmup-updates", str(1 + args.auxiliary_updates // 12)]
     run([sys.executable, "-m", "mlsm_plugin.cli.main", *preprocess])

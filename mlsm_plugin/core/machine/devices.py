@@ -1,5 +1,6 @@
 """The device on which models run, and the precision in which it is fast."""
 
+import logging
 from functools import cache
 from pathlib import Path
 from typing import TypeVar
@@ -11,6 +12,7 @@ from torch import nn
 BF16_INSTRUCTIONS = ("amx_bf16", "avx512_bf16")
 PROCESSORS = Path("/proc/cpuinfo")  # where Linux lists the processors' features
 Device = str | torch.device | None  # None: the GPU if there is one
+logger = logging.getLogger(__name__)
 
 
 def default_device(device: Device = None) -> torch.device:
@@ -43,7 +45,12 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 def placed(model: Model, device: torch.device, *, half: bool | None) -> Model:
-    """Move ``model`` to ``device``; in float16 if ``half``, but on a CPU always in float32."""
+    """Move ``model`` to ``device``; in float16 if ``half``, but on a CPU always in float32.
+
+    Warns of ``half`` on a CPU that is slow in bfloat16.
+    """
+    if half and device.type == "cpu" and not has_fast_bf16(device):
+        logger.warning("this CPU has no bfloat16 instructions, so half precision slows it down; leave --fp16 out")
     return model.to(device=device, dtype=torch.float16 if half and device.type != "cpu" else torch.float32)
 
 

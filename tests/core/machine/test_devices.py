@@ -63,3 +63,14 @@ def test_half_precision_is_bfloat16_products_on_a_cpu() -> None:
     meta = torch.device("meta")
     assert placed(torch.nn.Linear(3, 2), meta, half=True).weight.dtype == torch.float16
     assert placed(torch.nn.Linear(3, 2), meta, half=False).weight.dtype == torch.float32
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_half_precision_on_a_cpu_that_is_slow_in_it_is_warned_of(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fast: bool
+) -> None:
+    monkeypatch.setattr(devices, "has_fast_bf16", lambda device: fast)
+    for half in (True, False, None):
+        placed(torch.nn.Linear(3, 2), torch.device("cpu"), half=half)
+    warning = "this CPU has no bfloat16 instructions, so half precision slows it down; leave --fp16 out"
+    assert caplog.messages == ([] if fast else [warning])
