@@ -56,8 +56,10 @@ from mlsm_plugin.core.text.hf_tokenizer import load_fast_tokenizer
 from mlsm_plugin.evaluation.encoder_quality import EvaluationData, evaluate_encoder, read_evaluation_data
 from mlsm_plugin.evaluation.quality_settings import QualitySettings
 from mlsm_plugin.evaluation.sentence_encoders import open_sentence_encoder
+from mlsm_plugin.huggingface.adaptation_settings import KEEP_WEIGHT
 from mlsm_plugin.huggingface.coding import encode_sequences, learn_from_sequences
 from mlsm_plugin.huggingface.collators import IGNORED, LatentSemanticCollator, MaskedLmCollator, Masking
+from mlsm_plugin.huggingface.kept_states_model import KeptStatesModel
 from mlsm_plugin.huggingface.latent_semantic_model import LatentSemanticModel
 from mlsm_plugin.huggingface.pretraining_model import MaskedLmModel, PretrainingModel
 from mlsm_plugin.huggingface.pretraining_sequences import PretrainingSequence, PretrainingSequences
@@ -83,6 +85,7 @@ class Recipe:
     head_first: float = 0.0  # share of the updates that train only the masked-LM head
     causal_first: float = 0.0  # share of the time that trains next tokens with causal attention
     layer_decay: float | None = None  # ratio of a layer's rate to that of the next layer
+    keep_weight: float = 0.0  # of the loss that keeps the hidden states of unmasked tokens; 0: none
 
 
 FALLING = Masking(mask_prob=0.3, mask_prob_end=0.15)
@@ -103,6 +106,11 @@ RECIPES = {
     "falling-1e-3": Recipe(TrainingSettings(learning_rate=1e-3), FALLING),
     "lower-rates-below": Recipe(layer_decay=0.75),
     "causal-first": Recipe(causal_first=0.6),
+    "kept": Recipe(keep_weight=KEEP_WEIGHT),
+    "kept-5e-4": Recipe(TrainingSettings(learning_rate=5e-4), keep_weight=KEEP_WEIGHT),
+    "kept-muon": Recipe(
+        TrainingSettings(optimizer="muon", learning_rate=1e-3, muon_learning_rate=5e-3), keep_weight=KEEP_WEIGHT
+    ),
     CODES: Recipe(),
 }
 ROWS = (START, STOCK, STOCK_TUNED, *RECIPES)
@@ -319,7 +327,10 @@ class Comparison:
             collator = MaskedLmCollator(tokenizer, recipe.masks)
         elif codes is None:
             dropout = recipe.training.attention_dropout or 0.0
-            model = MaskedLmModel.of(MaskedLmModel.opened(self.args.model, attention_dropout=dropout))
+            stock = MaskedLmModel.opened(self.args.model, attention_dropout=dropout)
+            model = MaskedLmModel.of(stock)
+            if recipe.keep_weight:
+                model = KeptStatesModel.of(stock, keep_weight=recipe.keep_weight)
             collator = MaskedLmCollator(tokenizer, recipe.masks)
         else:
             stock = LatentSemanticModel.opened(self.args.model, mlm_weight=1.0)

@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "mask_prob_end": Depends("--mask-prob; with --student 0.15"),
     }
     add_settings(parser, Masking, without=("seed",), defaults=masks)
-    add_settings(parser, Adaptation, only=("teacher", "temperature"))
+    add_settings(parser, Adaptation, only=("keep_vectors", "teacher", "temperature"))
     codes = parser.add_argument_group("codes, for mlsm and mlsm+mlm (regression+mlm takes --auxiliary and --layer)")
     add_settings(codes, Adaptation, only=("auxiliary", "latent_top", "latent_source"))
     defaults = {**OF_CODES, "layer": Depends("the last")}

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         TokenContrastiveCollator,
     )
     from mlsm_plugin.huggingface.distilled_model import DistilledModel, SentenceVectorModel
+    from mlsm_plugin.huggingface.kept_states_model import KeptStatesModel
     from mlsm_plugin.huggingface.latent_semantic_model import LatentSemanticModel
     from mlsm_plugin.huggingface.pretraining_model import MaskedLmModel, SpanContrastiveModel, TokenContrastiveModel
     from mlsm_plugin.huggingface.pretraining_sequences import PretrainingSequences, SpanGroups
@@ -46,6 +47,7 @@ _MODULE_OF = {
     "LatentSemanticCollator": "mlsm_plugin.huggingface.collators",
     "LatentSemanticModel": "mlsm_plugin.huggingface.latent_semantic_model",
     "LearningSettings": "mlsm_plugin.core.coding.coder_learning",
+    "KeptStatesModel": "mlsm_plugin.huggingface.kept_states_model",
     "HuggingFaceEncoder": "mlsm_plugin.core.hidden_states.hf_encoder",
     "MaskedLmCollator": "mlsm_plugin.huggingface.collators",
     "MaskedLmModel": "mlsm_plugin.huggingface.pretraining_model",
@@ -85,6 +87,7 @@ __all__ = [
     "Contrast",
     "DistilledModel",
     "HuggingFaceEncoder",
+    "KeptStatesModel",
     "LatentSemanticCollator",
     "LatentSemanticModel",
     "LearningSettings",

@@ -126,6 +126,11 @@ def _run(chain: "_Chain", quality: Quality | None) -> None:
     if is_trained:
         record.skip(steps)
     else:
+        if process.rank == 0 and setup.keep_weight and setup.settings.keep_vectors is None:
+            print(
+                f"the vectors of {setup.settings.model} are kept, with a weight of {setup.keep_weight:g}; to learn the "
+                "text faster and change them, pass --keep-vectors 0 and another --output"
+            )
         chain.check()
         for step in chain.steps():  # again, since the check completes the configuration of a new model
             record.run(step)

@@ -54,7 +54,9 @@ OBJECTIVES_OF_OPTIONS = {
     "learning": WITH_CODES,
     "regressed_layer": (REGRESSION,),
     "temperature": ("distill",),
+    "keep_vectors": ("mlm",),
 }
+KEEP_WEIGHT = 3.0  # for a model whose vectors are used
 # the recipe for a model with random weights
 TRAINING_OF_STUDENT = TrainingSettings(optimizer="muon", learning_rate=2e-3, muon_learning_rate=0.01)
 MASKS_OF_STUDENT = Masking(mask_prob=0.3, mask_prob_end=0.15)
@@ -125,6 +127,14 @@ class Adaptation(KnownText):
         decides=False,
     )
     temperature: float = option(2.0, above=0, help="temperature of the predictions, for distill")
+    keep_vectors: float | None = option(
+        None,
+        least=0,
+        metavar="WEIGHT",
+        help="with mlm, weight of a loss that keeps the hidden states of tokens that are not masked, and so the "
+        f"vectors of texts, as they are in MODEL; 0: none (default: {KEEP_WEIGHT:g} if MODEL is a "
+        "sentence-transformers folder, else 0)",
+    )
     learning: LearningSettings | None = None
     regressed_layer: int | None = option(
         None, least=0, flag="--layer", help="hidden state of the auxiliary model to predict (default: the last)"
@@ -163,6 +173,8 @@ class Adaptation(KnownText):
             raise ValueError("vocab_size is not for --objective distill, which predicts the teacher's vocabulary")
         if self.student is not None and self.auxiliary is not None:
             raise ValueError("with --student, MODEL itself is the auxiliary model; leave --auxiliary out")
+        if self.student is not None and self.keep_vectors is not None:
+            raise ValueError("a new model of --student has no vectors to keep; leave --keep-vectors out")
         if self.student is not None and self.training.lora is not None:
             raise ValueError(
                 "--lora keeps what a model knows, and a new model of --student knows nothing; pass one of them"

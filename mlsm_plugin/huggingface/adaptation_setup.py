@@ -15,8 +15,16 @@ from mlsm_plugin.core.files.settings import identity
 from mlsm_plugin.core.files.step_record import StepRecord
 from mlsm_plugin.core.hidden_states.hf_encoder import FLOAT32_ONLY, HuggingFaceSource, model_and_tokenizer
 from mlsm_plugin.huggingface.adaptation_folder import LOGS
-from mlsm_plugin.huggingface.adaptation_settings import COLLATORS, REGRESSION, WITH_AUXILIARY, WITH_CODES, Adaptation
+from mlsm_plugin.huggingface.adaptation_settings import (
+    COLLATORS,
+    KEEP_WEIGHT,
+    REGRESSION,
+    WITH_AUXILIARY,
+    WITH_CODES,
+    Adaptation,
+)
 from mlsm_plugin.huggingface.pretraining_sequences import SEQUENCES_OF_GROUP
+from mlsm_plugin.huggingface.sentence_modules import modules_of
 from mlsm_plugin.huggingface.student_model import student_config
 from mlsm_plugin.huggingface.text_sequences import default_max_length
 from mlsm_plugin.huggingface.training import TrainingSettings
@@ -41,6 +49,7 @@ class AdaptationSetup:
         learning: how the dictionary is learned; None: the objective needs none.
         layer: hidden state of the auxiliary model that is coded or predicted.
         length: longest sequence in ids.
+        keep_weight: weight of the loss that keeps the hidden states of unmasked tokens; 0: there is none.
     """
 
     def __init__(self, settings: Adaptation, process: ProcessRank, record: StepRecord) -> None:
@@ -71,6 +80,7 @@ class AdaptationSetup:
         if settings.max_length is None and settings.student is not None:
             self.length = min(self.length, LENGTH_OF_STUDENT)
         self.training = self._sized(self.training)
+        self.keep_weight = self._keep_weight()
 
     def _sized(self, training: TrainingSettings) -> TrainingSettings:
         """The training with batch sizes as chosen, else as recorded, else to suit the length."""
@@ -84,6 +94,17 @@ class AdaptationSetup:
         group = SEQUENCES_OF_GROUP if self.settings.objective == "npm" else 1
         training = training.for_length(self.length, group)
         return replace(training, batch_size=training.samples_per_batch, accumulate=training.batches_per_update)
+
+    def _keep_weight(self) -> float:
+        """The weight as chosen, else as recorded, else to suit the model."""
+        settings = self.settings
+        recorded = self.record.settings_of("training")
+        if settings.keep_vectors is not None:
+            return settings.keep_vectors
+        if recorded.get("objective") == settings.objective:
+            return float(recorded.get("keep_weight", 0.0))
+        keeps = settings.objective == "mlm" and settings.student is None and modules_of(self.source)
+        return KEEP_WEIGHT if keeps else 0.0
 
     def _log(self, learning: LearningSettings) -> MetricLog:
         """The log for the training of an SAE: the same as the Trainer's, if that is TensorBoard or Weights & Biases."""
@@ -116,6 +137,9 @@ class AdaptationSetup:
         if settings.objective == "distill":
             training["teacher"] = HuggingFaceSource.fingerprint_of(str(settings.teacher))
         del training["regressed_layer"]  # records of earlier versions lack it
+        del training["keep_vectors"]
+        if self.keep_weight:
+            training["keep_weight"] = self.keep_weight
         if settings.objective == REGRESSION:
             training["regressed_layer"] = self.layer
             training["auxiliary"] = HuggingFaceSource.fingerprint_of(settings.auxiliary_model)
@@ -129,6 +153,8 @@ class AdaptationSetup:
             shown["masked"] = masking.mask_prob
             if masking.mask_prob_end is not None:
                 shown["masked at the end"] = masking.mask_prob_end
+        if self.keep_weight:
+            shown["weight of kept hidden states"] = self.keep_weight
         shown["sequences of an update"] = sequences_of_update
         shown["optimizer"] = self.training.optimizer
         shown["learning rate"] = self.training.learning_rate

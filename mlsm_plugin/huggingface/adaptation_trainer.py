@@ -24,6 +24,7 @@ from mlsm_plugin.huggingface.adaptation_setup import AdaptationSetup
 from mlsm_plugin.huggingface.adaptation_text import AdaptationText
 from mlsm_plugin.huggingface.collators import AuxiliaryTextCollator, MaskedLmCollator, SpanGroupsCollator
 from mlsm_plugin.huggingface.epoch_order import samples_of_update
+from mlsm_plugin.huggingface.kept_states_model import KeptStatesModel
 from mlsm_plugin.huggingface.latent_semantic_model import LatentSemanticModel
 from mlsm_plugin.huggingface.low_rank import add_low_rank
 from mlsm_plugin.huggingface.pretraining_model import PretrainingModel
@@ -82,6 +83,8 @@ class TrainerParts:
         if settings.teacher is not None:
             teacher = load_masked_lm(settings.teacher)
             return kind.of(stock, teacher=teacher, temperature=settings.temperature)
+        if self.setup.keep_weight:
+            return KeptStatesModel.of(stock, keep_weight=self.setup.keep_weight)
         return kind.of(stock)
 
     def _stock(self, **options: float) -> "PreTrainedModel":

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -27,6 +28,7 @@ from mlsm_plugin.core.hidden_states import hf_encoder
 from mlsm_plugin.core.hidden_states.hf_encoder import load_library_model
 from mlsm_plugin.core.text.hf_tokenizer import HuggingFaceTokenizer
 from mlsm_plugin.core.text.masked_reading import masked_lines
+from mlsm_plugin.evaluation.sentence_encoders import open_sentence_encoder
 from mlsm_plugin.huggingface import LatentSemanticModel, adaptation
 from mlsm_plugin.huggingface.adaptation_setup import AdaptationSetup
 from mlsm_plugin.huggingface.adaptation_text import AdaptationText
@@ -364,6 +366,30 @@ def test_a_student_has_a_size_and_maybe_a_vocabulary_of_its_own(
     training = StepRecord(tmp_path / "out" / "steps.json").settings_of("training")
     assert training["training"]["optimizer"] == "muon"
     assert (training["masking"]["mask_prob"], training["masking"]["mask_prob_end"]) == (0.3, 0.15)
+
+
+@pytest.mark.slow
+def test_the_vectors_of_a_model_that_is_used_for_them_are_kept(start: Path, tmp_path: Path, capsys: Capture) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(start / "model", model)
+    write_modules(model, width=32, max_length=20)
+    lines = (start / "text.txt").read_text(encoding="utf-8").splitlines()[:40]
+    before = open_sentence_encoder(model).vectors(lines)
+    changes = {}
+    for name, more in (("kept", ()), ("changed", ("--keep-vectors", 0))):
+        output = tmp_path / name
+        rates = ("--updates", 40, "--evaluate-every", 20, "--learning-rate", 4e-3)
+        _, _, *options = words(start, output, *rates, *more, objective="mlm")
+        mlsm("adapt", model, *options)
+        assert ("are kept, with a weight of 3;" in capsys.readouterr().out) is (name == "kept")
+        changes[name] = float(np.square(open_sentence_encoder(output / "model").vectors(lines) - before).sum())
+        training = StepRecord(output / "steps.json").settings_of("training")
+        assert training.get("keep_weight") == (3.0 if name == "kept" else None)
+        figures = figures_in(output)
+        assert figures["after"]["mlm_loss"] < figures["before"]["mlm_loss"]
+    assert changes["kept"] < 0.5 * changes["changed"]
+    for option in (("--objective", "taco"), ("--student", "1x64", "--objective", "mlm")):
+        assert "keep" in failing_mlsm(capsys, "adapt", model, *options, *option, "--keep-vectors", 2)
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from mlsm_plugin.core.sparse_coding.sae_training import Figures
+from mlsm_plugin.huggingface.kept_states_model import KeptStatesModel
 from mlsm_plugin.huggingface.latent_semantic_model import LatentSemanticModel
 from mlsm_plugin.huggingface.pretraining_model import MaskedLmModel, SpanContrastiveModel, TokenContrastiveModel
 from mlsm_plugin.huggingface.state_regression_model import StateRegressionModel
@@ -31,7 +32,14 @@ def test_the_table_has_what_the_criterions_log() -> None:
 
 
 def test_the_table_has_what_the_trainer_logs() -> None:
-    models = (MaskedLmModel, LatentSemanticModel, StateRegressionModel, TokenContrastiveModel, SpanContrastiveModel)
+    models = (
+        MaskedLmModel,
+        KeptStatesModel,
+        LatentSemanticModel,
+        StateRegressionModel,
+        TokenContrastiveModel,
+        SpanContrastiveModel,
+    )
     of_models = {name for model in models for name in model.figures}
     shown = {name for row in ROWS for name in names_in(row[2] if row[3] == "the same" else row[3])}
     assert shown == of_models | {"loss"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ import pytest
 
 from mlsm_plugin.core.coding.coder_learning import LearningSettings
 from mlsm_plugin.huggingface import Masking, TrainingSettings
+from mlsm_plugin.huggingface.adaptation_settings import KEEP_WEIGHT
+from mlsm_plugin.huggingface.sentence_modules import write_modules
 from tests.huggingface.tiny_adaptation import setup_of
 
 LAYERS = 3
@@ -42,6 +45,33 @@ def test_recorded_processes_and_batches_go_on(start: Path, tmp_path: Path) -> No
     assert (setup.processes, setup.training.batch_size, setup.training.accumulate) == (2, 3, 5)
     setup = setup_of(start, tmp_path, training=TrainingSettings(cpu=True, bf16="off", batch_size=4))
     assert setup.training.batch_size == 4
+
+
+def test_vectors_that_are_used_are_kept(start: Path, tmp_path: Path) -> None:
+    assert setup_of(start, tmp_path).keep_weight == 0
+    assert setup_of(start, tmp_path, keep_vectors=2.0).keep_weight == 2
+    vectors = tmp_path / "vectors"
+    shutil.copytree(start, vectors)
+    write_modules(vectors / "model", width=64, max_length=100)
+    assert setup_of(vectors, tmp_path).keep_weight == KEEP_WEIGHT
+    assert setup_of(vectors, tmp_path).settings_of_card(8)["weight of kept hidden states"] == KEEP_WEIGHT
+    assert setup_of(vectors, tmp_path, keep_vectors=0.0).keep_weight == 0
+    assert setup_of(vectors, tmp_path, objective="taco").keep_weight == 0
+    assert setup_of(vectors, tmp_path, student="1x64").keep_weight == 0
+
+
+@pytest.mark.parametrize(("recorded", "weight"), [({}, 0.0), ({"keep_weight": 2.5}, 2.5)])
+def test_a_recorded_training_goes_on_as_it_was(
+    start: Path, tmp_path: Path, recorded: dict[str, float], weight: float
+) -> None:
+    vectors = tmp_path / "vectors"
+    shutil.copytree(start, vectors)
+    write_modules(vectors / "model", width=64, max_length=100)
+    settings = {"training": {"batch_size": 3, "accumulate": 5}, "objective": "mlm", **recorded}
+    record = {"training": {"signature": {"settings": settings}}}
+    (tmp_path / "steps.json").write_text(json.dumps(record), encoding="utf-8")
+    assert setup_of(vectors, tmp_path).keep_weight == weight
+    assert setup_of(vectors, tmp_path).training_identity().get("keep_weight", 0.0) == weight
 
 
 def test_epochs_count_in_place_of_updates(start: Path, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from tests.tiny_hf_models import make_model
 
 compare = load_script("research/compare_recipes.py")
 # one of each kind
-ROWS = (compare.START, compare.STOCK, "head-first", "muon", "lower-rates-below", "causal-first", compare.CODES)
+ROWS = (compare.START, compare.STOCK, "head-first", "muon", "lower-rates-below", "causal-first", "kept", compare.CODES)
 
 
 def run(words: list[object]) -> str:
