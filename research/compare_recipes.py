@@ -189,7 +189,7 @@ def adamw_by_layers(model: PretrainingModel, training: TrainingSettings, decay: 
     groups = []
     for weight in model.parameters():
         depth = len(layers) + 1 if id(weight) in head else depth_of.get(id(weight), 0)
-        rate = training.learning_rate * decay ** (len(layers) + 1 - depth)
+        rate = training.largest_rate * decay ** (len(layers) + 1 - depth)
         weight_decay = training.weight_decay if weight.dim() > 1 else 0.0
         groups.append({"params": [weight], "lr": rate, "weight_decay": weight_decay})
     return torch.optim.AdamW(groups, betas=(0.9, 0.98))
@@ -293,7 +293,7 @@ class Comparison:
             max_steps=updates,
             per_device_train_batch_size=tuned.samples_per_batch if is_tuned else 8,
             gradient_accumulation_steps=tuned.batches_per_update if is_tuned else 1,
-            learning_rate=tuned.learning_rate if is_tuned else 5e-5,
+            learning_rate=tuned.largest_rate if is_tuned else 5e-5,
             bf16=is_tuned and tuned.in_bf16,
             use_cpu=True,
             save_strategy="no",

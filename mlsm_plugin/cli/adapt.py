@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_settings(training, Adaptation, only=("epochs",))
     recipe = {
         "updates": None,
-        "learning_rate": Depends("0.0002; with --student 0.002"),
+        "learning_rate": Depends("0.0002; where vectors are kept 0.0005; with --student 0.002"),
         "optimizer": Depends("adamw; with --student muon"),
         "muon_learning_rate": Depends("10 times --learning-rate; with --student 0.01"),
     }

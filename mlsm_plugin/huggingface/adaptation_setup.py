@@ -27,7 +27,7 @@ from mlsm_plugin.huggingface.pretraining_sequences import SEQUENCES_OF_GROUP
 from mlsm_plugin.huggingface.sentence_modules import modules_of
 from mlsm_plugin.huggingface.student_model import student_config
 from mlsm_plugin.huggingface.text_sequences import default_max_length
-from mlsm_plugin.huggingface.training import TrainingSettings
+from mlsm_plugin.huggingface.training import LEARNING_RATE_OF_KEPT, TrainingSettings
 
 LENGTH_OF_STUDENT = 128
 
@@ -81,6 +81,9 @@ class AdaptationSetup:
             self.length = min(self.length, LENGTH_OF_STUDENT)
         self.training = self._sized(self.training)
         self.keep_weight = self._keep_weight()
+        if self.keep_weight and self.training.learning_rate is None:
+            self.training = replace(self.training, learning_rate=LEARNING_RATE_OF_KEPT)
+        self.training = replace(self.training, learning_rate=self.training.largest_rate)
 
     def _sized(self, training: TrainingSettings) -> TrainingSettings:
         """The training with batch sizes as chosen, else as recorded, else to suit the length."""

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 SECONDS_TO_WAIT = 7 * 24 * 3600  # for the other ranks, which may code for days
 SAMPLES = 32  # in an update
+LEARNING_RATE = 2e-4
+LEARNING_RATE_OF_KEPT = 5e-4  # where a loss keeps the vectors, which a rate of 5e-4 alone would harm
 IDS_OF_BATCH = 4096  # at most, unless a batch size is chosen
 TRAINER_STATE = "trainer_state.json"  # the last file that the Trainer writes to a checkpoint
 
@@ -41,7 +43,11 @@ class TrainingSettings:
     accumulate: int | None = option(
         None, least=1, help="batches per update (default: as many as make 32 sequences; 1 with --batch-size)"
     )
-    learning_rate: float = option(2e-4, above=0, help="largest learning rate")
+    learning_rate: float | None = option(
+        None,
+        above=0,
+        help=f"largest learning rate (default: {LEARNING_RATE:g}; where vectors are kept, {LEARNING_RATE_OF_KEPT:g})",
+    )
     warmup: float = option(0.06, least=0, most=1, help="share of updates in which the learning rate rises")
     weight_decay: float = option(0.01, least=0, help="weight decay of AdamW")
     attention_dropout: float | None = option(
@@ -98,6 +104,11 @@ class TrainingSettings:
         return has_fast_bf16(device) if self.bf16 == "auto" else self.bf16 == "on"
 
     @property
+    def largest_rate(self) -> float:
+        """The largest learning rate of AdamW."""
+        return LEARNING_RATE if self.learning_rate is None else self.learning_rate
+
+    @property
     def samples_per_batch(self) -> int:
         """The size of a batch on each device."""
         return SAMPLES if self.batch_size is None else self.batch_size
@@ -140,7 +151,7 @@ class TrainingSettings:
             per_device_train_batch_size=self.samples_per_batch,
             per_device_eval_batch_size=self.samples_per_batch,
             gradient_accumulation_steps=self.batches_per_update,
-            learning_rate=self.learning_rate,
+            learning_rate=self.largest_rate,
             warmup_steps=round(self.warmup * self.updates),
             weight_decay=self.weight_decay,
             adam_beta2=0.98,
@@ -173,7 +184,7 @@ class TrainingSettings:
             return None
         return muon_adamw(
             model,
-            learning_rate=self.learning_rate,
+            learning_rate=self.largest_rate,
             muon_learning_rate=self.muon_learning_rate,
             weight_decay=self.weight_decay,
         )

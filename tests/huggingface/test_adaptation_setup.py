@@ -13,6 +13,7 @@ from mlsm_plugin.core.coding.coder_learning import LearningSettings
 from mlsm_plugin.huggingface import Masking, TrainingSettings
 from mlsm_plugin.huggingface.adaptation_settings import KEEP_WEIGHT
 from mlsm_plugin.huggingface.sentence_modules import write_modules
+from mlsm_plugin.huggingface.training import LEARNING_RATE, LEARNING_RATE_OF_KEPT
 from tests.huggingface.tiny_adaptation import setup_of
 
 LAYERS = 3
@@ -58,6 +59,13 @@ def test_vectors_that_are_used_are_kept(start: Path, tmp_path: Path) -> None:
     assert setup_of(vectors, tmp_path, keep_vectors=0.0).keep_weight == 0
     assert setup_of(vectors, tmp_path, objective="taco").keep_weight == 0
     assert setup_of(vectors, tmp_path, student="1x64").keep_weight == 0
+
+
+def test_a_larger_rate_suits_kept_vectors(start: Path, tmp_path: Path) -> None:
+    assert setup_of(start, tmp_path).training.learning_rate == LEARNING_RATE
+    assert setup_of(start, tmp_path, keep_vectors=1.0).training.learning_rate == LEARNING_RATE_OF_KEPT
+    chosen = TrainingSettings(cpu=True, learning_rate=3e-5)
+    assert setup_of(start, tmp_path, keep_vectors=1.0, training=chosen).training.learning_rate == 3e-5
 
 
 @pytest.mark.parametrize(("recorded", "weight"), [({}, 0.0), ({"keep_weight": 2.5}, 2.5)])
