@@ -81,6 +81,7 @@ class Comparison:
         words = ["adapt", args.model, "--text", args.text, "--valid", args.valid, "--objective", objective]
         words += ["--output", folder, "--updates", updates, "--seed", seed, "--max-length", args.max_length]
         words += ["--batch-size", args.batch_size, "--learning-rate", args.learning_rate, "--evaluate-every", updates]
+        words += ["--keep-vectors", 0] if objective == "mlm" else []
         words += (
             ["--coder", args.coder, "--atoms", args.atoms, "--tokens", args.dictionary_tokens]
             if "mlsm" in objective

@@ -56,10 +56,9 @@ from mlsm_plugin.core.text.hf_tokenizer import load_fast_tokenizer
 from mlsm_plugin.evaluation.encoder_quality import EvaluationData, evaluate_encoder, read_evaluation_data
 from mlsm_plugin.evaluation.quality_settings import QualitySettings
 from mlsm_plugin.evaluation.sentence_encoders import open_sentence_encoder
-from mlsm_plugin.huggingface.adaptation_settings import KEEP_WEIGHT
 from mlsm_plugin.huggingface.coding import encode_sequences, learn_from_sequences
 from mlsm_plugin.huggingface.collators import IGNORED, LatentSemanticCollator, MaskedLmCollator, Masking
-from mlsm_plugin.huggingface.kept_states_model import KeptStatesModel
+from mlsm_plugin.huggingface.kept_states_model import KEEP_WEIGHT, KeptStatesModel
 from mlsm_plugin.huggingface.latent_semantic_model import LatentSemanticModel
 from mlsm_plugin.huggingface.pretraining_model import MaskedLmModel, PretrainingModel
 from mlsm_plugin.huggingface.pretraining_sequences import PretrainingSequence, PretrainingSequences
@@ -328,9 +327,10 @@ class Comparison:
         elif codes is None:
             dropout = recipe.training.attention_dropout or 0.0
             stock = MaskedLmModel.opened(self.args.model, attention_dropout=dropout)
-            model = MaskedLmModel.of(stock)
             if recipe.keep_weight:
                 model = KeptStatesModel.of(stock, keep_weight=recipe.keep_weight)
+            else:
+                model = MaskedLmModel.of(stock)
             collator = MaskedLmCollator(tokenizer, recipe.masks)
         else:
             stock = LatentSemanticModel.opened(self.args.model, mlm_weight=1.0)

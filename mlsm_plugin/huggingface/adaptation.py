@@ -46,7 +46,7 @@ from mlsm_plugin.huggingface.coding import encode_sequences, learn_from_sequence
 from mlsm_plugin.huggingface.epoch_order import samples_of_update
 from mlsm_plugin.huggingface.held_out_text import held_out_lines, last_lines, write_held_out
 from mlsm_plugin.huggingface.low_rank import merge_low_rank
-from mlsm_plugin.huggingface.model_card import CARD, CardFacts, add_quality, write_card
+from mlsm_plugin.huggingface.model_card import CARD, WITH_KEPT_VECTORS, CardFacts, add_quality, write_card
 from mlsm_plugin.huggingface.saved_folder import check_saved, save_pretrained
 from mlsm_plugin.huggingface.sentence_modules import copy_modules, modules_of, write_modules
 from mlsm_plugin.huggingface.training import train
@@ -126,12 +126,12 @@ def _run(chain: "_Chain", quality: Quality | None) -> None:
     if is_trained:
         record.skip(steps)
     else:
+        chain.check()
         if process.rank == 0 and setup.keep_weight and setup.settings.keep_vectors is None:
             print(
-                f"the vectors of {setup.settings.model} are kept, with a weight of {setup.keep_weight:g}; to learn the "
-                "text faster and change them, pass --keep-vectors 0 and another --output"
+                f"the vectors of {setup.settings.model} are kept, with a weight of {setup.keep_weight:g}; pass "
+                "--keep-vectors 0 to let them change"
             )
-        chain.check()
         for step in chain.steps():  # again, since the check completes the configuration of a new model
             record.run(step)
     for step in measuring:
@@ -315,7 +315,7 @@ class _Chain:
         facts = CardFacts(
             model=self.settings.model,
             student=self.settings.student,
-            objective=self.settings.objective,
+            objective=WITH_KEPT_VECTORS if self.setup.keep_weight else self.settings.objective,
             updates=trainer.state.global_step,
             texts=self.text.files,
             before=self.setup.record.figures_of("before"),

@@ -15,6 +15,7 @@ from mlsm_plugin.huggingface.collators import (
     TokenContrastiveCollator,
 )
 from mlsm_plugin.huggingface.distilled_model import DistilledModel, SentenceVectorModel
+from mlsm_plugin.huggingface.kept_states_model import KEEP_WEIGHT
 from mlsm_plugin.huggingface.latent_semantic_model import LatentSemanticModel
 from mlsm_plugin.huggingface.pretraining_model import (
     MaskedLmModel,
@@ -56,7 +57,7 @@ OBJECTIVES_OF_OPTIONS = {
     "temperature": ("distill",),
     "keep_vectors": ("mlm",),
 }
-KEEP_WEIGHT = 3.0  # for a model whose vectors are used
+LEARNING_RATE_OF_KEPT = 5e-4  # where a loss keeps the vectors, which this rate harms otherwise
 # the recipe for a model with random weights
 TRAINING_OF_STUDENT = TrainingSettings(optimizer="muon", learning_rate=2e-3, muon_learning_rate=0.01)
 MASKS_OF_STUDENT = Masking(mask_prob=0.3, mask_prob_end=0.15)
@@ -130,6 +131,7 @@ class Adaptation(KnownText):
     keep_vectors: float | None = option(
         None,
         least=0,
+        most=1000,
         metavar="WEIGHT",
         help="with mlm, weight of a loss that keeps the hidden states of tokens that are not masked, and so the "
         f"vectors of texts, as they are in MODEL; 0: none (default: {KEEP_WEIGHT:g} if MODEL is a "
@@ -160,6 +162,8 @@ class Adaptation(KnownText):
         super().__post_init__()
         if self.objective.startswith("distill") is (self.teacher is None):
             raise ValueError("--objective distill and distill-vectors need --teacher, and no other objective takes one")
+        if self.student is not None and self.keep_vectors is not None:
+            raise ValueError("a new model of --student has no vectors to keep; leave --keep-vectors out")
         for name, objectives in OBJECTIVES_OF_OPTIONS.items():
             if self.objective not in objectives and getattr(self, name) != getattr(Adaptation, name):
                 raise ValueError(f"{name} is only allowed with --objective {' or '.join(objectives)}")
@@ -173,8 +177,6 @@ class Adaptation(KnownText):
             raise ValueError("vocab_size is not for --objective distill, which predicts the teacher's vocabulary")
         if self.student is not None and self.auxiliary is not None:
             raise ValueError("with --student, MODEL itself is the auxiliary model; leave --auxiliary out")
-        if self.student is not None and self.keep_vectors is not None:
-            raise ValueError("a new model of --student has no vectors to keep; leave --keep-vectors out")
         if self.student is not None and self.training.lora is not None:
             raise ValueError(
                 "--lora keeps what a model knows, and a new model of --student knows nothing; pass one of them"

@@ -17,17 +17,18 @@ from mlsm_plugin.core.hidden_states.hf_encoder import FLOAT32_ONLY, HuggingFaceS
 from mlsm_plugin.huggingface.adaptation_folder import LOGS
 from mlsm_plugin.huggingface.adaptation_settings import (
     COLLATORS,
-    KEEP_WEIGHT,
+    LEARNING_RATE_OF_KEPT,
     REGRESSION,
     WITH_AUXILIARY,
     WITH_CODES,
     Adaptation,
 )
+from mlsm_plugin.huggingface.kept_states_model import KEEP_WEIGHT
 from mlsm_plugin.huggingface.pretraining_sequences import SEQUENCES_OF_GROUP
 from mlsm_plugin.huggingface.sentence_modules import modules_of
 from mlsm_plugin.huggingface.student_model import student_config
 from mlsm_plugin.huggingface.text_sequences import default_max_length
-from mlsm_plugin.huggingface.training import LEARNING_RATE_OF_KEPT, TrainingSettings
+from mlsm_plugin.huggingface.training import LEARNING_RATE, TrainingSettings
 
 LENGTH_OF_STUDENT = 128
 
@@ -49,7 +50,7 @@ class AdaptationSetup:
         learning: how the dictionary is learned; None: the objective needs none.
         layer: hidden state of the auxiliary model that is coded or predicted.
         length: longest sequence in ids.
-        keep_weight: weight of the loss that keeps the hidden states of unmasked tokens; 0: there is none.
+        keep_weight: weight of the loss that keeps the hidden states of unmasked tokens; 0 or None: there is none.
     """
 
     def __init__(self, settings: Adaptation, process: ProcessRank, record: StepRecord) -> None:
@@ -81,9 +82,8 @@ class AdaptationSetup:
             self.length = min(self.length, LENGTH_OF_STUDENT)
         self.training = self._sized(self.training)
         self.keep_weight = self._keep_weight()
-        if self.keep_weight and self.training.learning_rate is None:
-            self.training = replace(self.training, learning_rate=LEARNING_RATE_OF_KEPT)
-        self.training = replace(self.training, learning_rate=self.training.largest_rate)
+        rate = self.training.learning_rate or (LEARNING_RATE_OF_KEPT if self.keep_weight else LEARNING_RATE)
+        self.training = replace(self.training, learning_rate=rate)
 
     def _sized(self, training: TrainingSettings) -> TrainingSettings:
         """The training with batch sizes as chosen, else as recorded, else to suit the length."""
@@ -98,16 +98,21 @@ class AdaptationSetup:
         training = training.for_length(self.length, group)
         return replace(training, batch_size=training.samples_per_batch, accumulate=training.batches_per_update)
 
-    def _keep_weight(self) -> float:
-        """The weight as chosen, else as recorded, else to suit the model."""
+    def _keep_weight(self) -> float | None:
+        """The weight as chosen, else to suit the model; None for a training that was begun before there was one."""
         settings = self.settings
+        if settings.objective != "mlm" or settings.student is not None:
+            return None
         recorded = self.record.settings_of("training")
-        if settings.keep_vectors is not None:
-            return settings.keep_vectors
-        if recorded.get("objective") == settings.objective:
-            return float(recorded.get("keep_weight", 0.0))
-        keeps = settings.objective == "mlm" and settings.student is None and modules_of(self.source)
-        return KEEP_WEIGHT if keeps else 0.0
+        is_earlier = (
+            recorded.get("objective") == settings.objective
+            and recorded.get("model") == HuggingFaceSource.fingerprint_of(settings.model)
+            and "keep_weight" not in recorded
+        )
+        default = KEEP_WEIGHT if modules_of(self.source) and not is_earlier else None
+        if settings.keep_vectors is None:
+            return default
+        return settings.keep_vectors if settings.keep_vectors or default else None
 
     def _log(self, learning: LearningSettings) -> MetricLog:
         """The log for the training of an SAE: the same as the Trainer's, if that is TensorBoard or Weights & Biases."""
@@ -141,7 +146,7 @@ class AdaptationSetup:
             training["teacher"] = HuggingFaceSource.fingerprint_of(str(settings.teacher))
         del training["regressed_layer"]  # records of earlier versions lack it
         del training["keep_vectors"]
-        if self.keep_weight:
+        if self.keep_weight is not None:
             training["keep_weight"] = self.keep_weight
         if settings.objective == REGRESSION:
             training["regressed_layer"] = self.layer

@@ -22,6 +22,7 @@ class DistilledModel(PretrainingModel):
         temperature: divisor of the logits of both models, positive.
     """
 
+    added_parts: ClassVar[tuple[str, ...]] = ("_teacher",)
     figures: ClassVar[tuple[str, ...]] = ("teacher_kl", "mlm_loss", "masked_share")
 
     def set_objective(self, *, teacher: Any, temperature: float = 1.0) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 from mlsm_plugin.huggingface.collators import IGNORED
 from mlsm_plugin.huggingface.pretraining_model import MaskedLmModel, Objective, sums_of_rows
 
+KEEP_WEIGHT = 3.0
 SHARE = 4  # one of so many sequences is also read by the model as it was
 TINY = 1e-12
 
@@ -21,16 +22,18 @@ class KeptStatesModel(MaskedLmModel):
 
     Vectors of texts, which are means of hidden states, then change little while the model learns the text (Jung et al.,
     2016, *Less-forgetting learning*, arXiv 1607.00122). The model as it was reads a quarter of the sequences of each
-    batch, without masks.
+    batch, at least one, without masks and dropout.
 
     Args (of :meth:`of` and :meth:`from_pretrained`):
         keep_weight: weight of ``state_change``, the mean squared change of a hidden state divided by its squared
-            length; positive and finite. The masked-LM loss, in nats per masked token, has weight 1.
+            length; positive and finite. The masked-LM loss, in nats per masked token, has weight 1. In training, the
+            dropout of hidden states is part of the change.
     """
 
+    added_parts: ClassVar[tuple[str, ...]] = ("_before",)
     figures: ClassVar[tuple[str, ...]] = ("mlm_loss", "state_change", "masked_share")
 
-    def set_objective(self, *, keep_weight: float = 3.0) -> None:
+    def set_objective(self, *, keep_weight: float = KEEP_WEIGHT) -> None:
         """Set the options of the class, and copy the encoder as it is; ValueError if the weight is out of range."""
         if not 0 < keep_weight < math.inf:
             raise ValueError(f"keep_weight must be positive and finite, got {keep_weight}")
@@ -39,12 +42,15 @@ class KeptStatesModel(MaskedLmModel):
         self._before = (copy.deepcopy(self.base_model).eval().requires_grad_(False),)
 
     def targets_record(self) -> dict[str, object]:
-        """SHA-256 of the weights before the training."""
+        """The weight of the loss, and SHA-256 of the weights before the training."""
         (before,) = self._before
         digest = hashlib.sha256()
         for weights in before.state_dict().values():
             digest.update(weights.cpu().flatten().view(torch.uint8).numpy())
-        return {"model whose hidden states are kept": digest.hexdigest()[:12]}
+        return {
+            "model whose hidden states are kept": digest.hexdigest()[:12],
+            "weight of kept hidden states": self.keep_weight,
+        }
 
     def _objective(self, labels: Tensor, **inputs: Tensor) -> Objective:
         hidden = self._encoded(**inputs)[0]

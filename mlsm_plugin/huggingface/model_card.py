@@ -10,8 +10,12 @@ from mlsm_plugin.core.files.json_checks import JsonObject
 from mlsm_plugin.version import __version__
 
 CARD = "README.md"
+WITH_KEPT_VECTORS = "mlm, vectors kept"
 PAPERS = {  # by objective
     "mlm": "masked language modelling (Devlin et al., 2019, [N19-1423](https://aclanthology.org/N19-1423))",
+    WITH_KEPT_VECTORS: "masked language modelling (Devlin et al., 2019, "
+    "[N19-1423](https://aclanthology.org/N19-1423)) and a loss that keeps the hidden states of unmasked tokens (Jung "
+    "et al., 2016, [1607.00122](https://arxiv.org/abs/1607.00122))",
     "mlsm": "masked latent semantic modelling (Berend, 2023, "
     "[findings-acl.876](https://aclanthology.org/2023.findings-acl.876))",
     "mlsm+mlm": "masked latent semantic modelling together with masked language modelling (Berend, 2023, "

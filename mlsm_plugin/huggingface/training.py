@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 SECONDS_TO_WAIT = 7 * 24 * 3600  # for the other ranks, which may code for days
 SAMPLES = 32  # in an update
 LEARNING_RATE = 2e-4
-LEARNING_RATE_OF_KEPT = 5e-4  # where a loss keeps the vectors, which a rate of 5e-4 alone would harm
 IDS_OF_BATCH = 4096  # at most, unless a batch size is chosen
 TRAINER_STATE = "trainer_state.json"  # the last file that the Trainer writes to a checkpoint
 
@@ -43,11 +42,7 @@ class TrainingSettings:
     accumulate: int | None = option(
         None, least=1, help="batches per update (default: as many as make 32 sequences; 1 with --batch-size)"
     )
-    learning_rate: float | None = option(
-        None,
-        above=0,
-        help=f"largest learning rate (default: {LEARNING_RATE:g}; where vectors are kept, {LEARNING_RATE_OF_KEPT:g})",
-    )
+    learning_rate: float | None = option(None, above=0, help="largest learning rate")  # None: LEARNING_RATE
     warmup: float = option(0.06, least=0, most=1, help="share of updates in which the learning rate rises")
     weight_decay: float = option(0.01, least=0, help="weight decay of AdamW")
     attention_dropout: float | None = option(

@@ -384,7 +384,9 @@ def test_the_vectors_of_a_model_that_is_used_for_them_are_kept(start: Path, tmp_
         assert ("are kept, with a weight of 3;" in capsys.readouterr().out) is (name == "kept")
         changes[name] = float(np.square(open_sentence_encoder(output / "model").vectors(lines) - before).sum())
         training = StepRecord(output / "steps.json").settings_of("training")
-        assert training.get("keep_weight") == (3.0 if name == "kept" else None)
+        assert training["keep_weight"] == (3.0 if name == "kept" else 0.0)
+        card = (output / "model" / "README.md").read_text(encoding="utf-8")
+        assert ("keeps the hidden states of unmasked tokens" in card) is (name == "kept")
         figures = figures_in(output)
         assert figures["after"]["mlm_loss"] < figures["before"]["mlm_loss"]
     assert changes["kept"] < 0.5 * changes["changed"]

@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 
 from mlsm_plugin.core.coding.coder_learning import LearningSettings
+from mlsm_plugin.core.hidden_states.hf_encoder import HuggingFaceSource
 from mlsm_plugin.huggingface import Masking, TrainingSettings
-from mlsm_plugin.huggingface.adaptation_settings import KEEP_WEIGHT
+from mlsm_plugin.huggingface.adaptation_settings import LEARNING_RATE_OF_KEPT
+from mlsm_plugin.huggingface.kept_states_model import KEEP_WEIGHT
 from mlsm_plugin.huggingface.sentence_modules import write_modules
-from mlsm_plugin.huggingface.training import LEARNING_RATE, LEARNING_RATE_OF_KEPT
+from mlsm_plugin.huggingface.training import LEARNING_RATE
 from tests.huggingface.tiny_adaptation import setup_of
 
 LAYERS = 3
@@ -48,17 +50,24 @@ def test_recorded_processes_and_batches_go_on(start: Path, tmp_path: Path) -> No
     assert setup.training.batch_size == 4
 
 
+def vectors_of(start: Path, root: Path) -> Path:
+    """A copy of ``start`` whose model is a sentence-transformers folder."""
+    folder = root / "vectors"
+    shutil.copytree(start, folder)
+    write_modules(folder / "model", width=64, max_length=100)
+    return folder
+
+
 def test_vectors_that_are_used_are_kept(start: Path, tmp_path: Path) -> None:
-    assert setup_of(start, tmp_path).keep_weight == 0
+    assert setup_of(start, tmp_path).keep_weight is None
+    assert setup_of(start, tmp_path, keep_vectors=0.0).keep_weight is None
     assert setup_of(start, tmp_path, keep_vectors=2.0).keep_weight == 2
-    vectors = tmp_path / "vectors"
-    shutil.copytree(start, vectors)
-    write_modules(vectors / "model", width=64, max_length=100)
+    vectors = vectors_of(start, tmp_path)
     assert setup_of(vectors, tmp_path).keep_weight == KEEP_WEIGHT
     assert setup_of(vectors, tmp_path).settings_of_card(8)["weight of kept hidden states"] == KEEP_WEIGHT
     assert setup_of(vectors, tmp_path, keep_vectors=0.0).keep_weight == 0
-    assert setup_of(vectors, tmp_path, objective="taco").keep_weight == 0
-    assert setup_of(vectors, tmp_path, student="1x64").keep_weight == 0
+    assert setup_of(vectors, tmp_path, objective="taco").keep_weight is None
+    assert setup_of(vectors, tmp_path, student="1x64").keep_weight is None
 
 
 def test_a_larger_rate_suits_kept_vectors(start: Path, tmp_path: Path) -> None:
@@ -68,18 +77,20 @@ def test_a_larger_rate_suits_kept_vectors(start: Path, tmp_path: Path) -> None:
     assert setup_of(start, tmp_path, keep_vectors=1.0, training=chosen).training.learning_rate == 3e-5
 
 
-@pytest.mark.parametrize(("recorded", "weight"), [({}, 0.0), ({"keep_weight": 2.5}, 2.5)])
-def test_a_recorded_training_goes_on_as_it_was(
-    start: Path, tmp_path: Path, recorded: dict[str, float], weight: float
+@pytest.mark.parametrize(("same_model", "weight"), [(True, None), (False, KEEP_WEIGHT)])
+def test_a_training_that_was_begun_before_there_was_a_weight_goes_on_without(
+    start: Path, tmp_path: Path, same_model: bool, weight: float | None
 ) -> None:
-    vectors = tmp_path / "vectors"
-    shutil.copytree(start, vectors)
-    write_modules(vectors / "model", width=64, max_length=100)
-    settings = {"training": {"batch_size": 3, "accumulate": 5}, "objective": "mlm", **recorded}
-    record = {"training": {"signature": {"settings": settings}}}
-    (tmp_path / "steps.json").write_text(json.dumps(record), encoding="utf-8")
-    assert setup_of(vectors, tmp_path).keep_weight == weight
-    assert setup_of(vectors, tmp_path).training_identity().get("keep_weight", 0.0) == weight
+    vectors = vectors_of(start, tmp_path)
+    model = HuggingFaceSource.fingerprint_of(vectors / "model") if same_model else "another"
+    settings = {"training": {"batch_size": 3, "accumulate": 5}, "objective": "mlm", "model": model}
+    for recorded, expected in ((settings, weight), ({**settings, "keep_weight": 0.0}, KEEP_WEIGHT)):
+        record = {"training": {"signature": {"settings": recorded}}}
+        (tmp_path / "steps.json").write_text(json.dumps(record), encoding="utf-8")
+        setup = setup_of(vectors, tmp_path)
+        assert setup.keep_weight == expected
+        assert setup.training_identity().get("keep_weight") == expected
+        assert setup_of(vectors, tmp_path, keep_vectors=2.0).keep_weight == 2
 
 
 def test_epochs_count_in_place_of_updates(start: Path, tmp_path: Path) -> None:

@@ -119,6 +119,13 @@ def test_the_record_is_that_of_the_weights_before() -> None:
     assert changed(model).targets_record() == record
     assert KeptStatesModel.of(tiny_bert(1)).targets_record() == record
     assert KeptStatesModel.of(tiny_bert(2)).targets_record() != record
+    assert KeptStatesModel.of(tiny_bert(1), keep_weight=4.0).targets_record() != record
+
+
+def test_another_objective_drops_the_model_before() -> None:
+    model = KeptStatesModel.of(tiny_bert(1))
+    assert hasattr(model, "_before")
+    assert not hasattr(MaskedLmModel.of(model), "_before")
 
 
 @pytest.mark.parametrize("weight", [0.0, -1.0, float("nan"), float("inf")])
