@@ -100,6 +100,7 @@ class MaskedLmInSecondHalf(TrainerCallback):
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
     ) -> None:
+        """Change the weights of the losses in the middle."""
         model = kwargs["model"]
         if state.global_step == state.max_steps // 2 and isinstance(model, LatentSemanticModel):
             model.mlm_weight = 1.0

@@ -112,7 +112,9 @@ class AdaptationSetup:
         default = KEEP_WEIGHT if modules_of(self.source) and not is_earlier else None
         if settings.keep_vectors is None:
             return default
-        return settings.keep_vectors if settings.keep_vectors or default else None
+        if settings.keep_vectors == 0 and default is None:
+            return None  # the same training as without the option
+        return settings.keep_vectors
 
     def _log(self, learning: LearningSettings) -> MetricLog:
         """The log for the training of an SAE: the same as the Trainer's, if that is TensorBoard or Weights & Biases."""

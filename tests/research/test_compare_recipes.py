@@ -95,7 +95,10 @@ def test_relatives_of_bert_take_causal_attention(
     english_text: tuple[Path, Path], tmp_path: Path, model_type: str
 ) -> None:
     folder = make_model(model_type, english_text[0], tmp_path / "model")
-    compare.set_causal(compare.MaskedLmModel.of(compare.MaskedLmModel.opened(folder)), causal=True)
+    model = compare.MaskedLmModel.of(compare.MaskedLmModel.opened(folder))
+    assert compare.sees_later_tokens(model)
+    compare.set_causal(model, causal=True)
+    assert not compare.sees_later_tokens(model)
 
 
 def test_labels_are_the_next_tokens(english_text: tuple[Path, Path], tmp_path: Path) -> None:
