@@ -10,6 +10,7 @@ import pkgutil
 import re
 import shutil
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ def write_reference(app: Sphinx) -> None:
     for module in (name for names in MODULES.values() for name in names):
         analyzer = ModuleAnalyzer.for_module(module)
         analyzer.analyze()
-        for field, text in texts_of_fields(analyzer.code):
+        for field, text in texts_of_fields(analyzer.code, vars(import_module(module))):
             analyzer.attr_docs.setdefault(field, [plain(text).replace(":", COLON), ""])
 
 

@@ -71,13 +71,16 @@ def reference_pages() -> Iterator[tuple[str, str]]:
     yield "report", f"A report of mlsm inspect\n========================\n\n{link}\n\n{frame}"
 
 
-def texts_of_fields(code: str) -> Iterator[tuple[tuple[str, str], str]]:
-    """(class, field) and what the source says of it: the comment behind it, or the help of an option."""
+def texts_of_fields(code: str, names: dict[str, Any]) -> Iterator[tuple[tuple[str, str], str]]:
+    """(class, field) and what the source says of it: the comment behind it, or the help of an option.
+
+    ``names`` are the module's, since a help may be an f-string.
+    """
     lines = code.splitlines()
     for node in (node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.ClassDef)):
         for field in (part for part in node.body if isinstance(part, ast.AnnAssign)):
             comment = re.match(r" +# (?!type:|noqa|fmt:)(.+)", lines[field.end_lineno - 1][field.end_col_offset :])
             helps = [word.value for word in getattr(field.value, "keywords", []) if word.arg == "help"]
-            text = comment.group(1) if comment else ast.literal_eval(helps[0]) if helps else None
+            text = comment.group(1) if comment else eval(ast.unparse(helps[0]), names) if helps else None
             if text and isinstance(field.target, ast.Name):
                 yield (node.name, field.target.id), text

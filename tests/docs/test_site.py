@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import inspect
 import re
 import runpy
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -62,8 +64,24 @@ def test_text_of_a_parser_is_no_markup(reference: dict[str, Any]) -> None:
 
 
 def test_fields_have_their_comments_and_helps(reference: dict[str, Any]) -> None:
-    code = 'class A:\n    x: int  # in nats\n    y: int = option(1, help="how " "many")\n    z: int = 2  # noqa: X\n'
-    assert dict(reference["texts_of_fields"](code)) == {("A", "x"): "in nats", ("A", "y"): "how many"}
+    code = """
+class A:
+    x: int  # in nats
+    y: int = option(1, help="how " "many")
+    z: int = 2  # noqa: X
+    least: int = option(1, help=f"at least {LEAST}")
+"""
+    texts = dict(reference["texts_of_fields"](code, {"LEAST": 3}))
+    assert texts == {("A", "x"): "in nats", ("A", "y"): "how many", ("A", "least"): "at least 3"}
+
+
+def test_the_site_reads_the_fields_of_every_module_of_the_api(reference: dict[str, Any]) -> None:
+    texts: dict[tuple[str, str], str] = {}
+    for names in reference["MODULES"].values():
+        for module in map(import_module, names):
+            texts.update(reference["texts_of_fields"](inspect.getsource(module), vars(module)))
+    assert len(texts) > 50
+    assert all(isinstance(text, str) for text in texts.values())
 
 
 def test_the_api_names_modules_once(reference: dict[str, Any]) -> None:
