@@ -16,10 +16,12 @@ A student with its own tokenizer is trained from random weights, for the same nu
 - ``random-dictionary``: codes over random directions;
 - ``exchanged-within-types``: each token has the code of another token of its type, which removes the context;
 - ``type-mean``: each token has the mean code of its type;
+- ``sentence-vectors``: the teacher's sentence vectors, as with ``distill-vectors``, in batches of lines with as many
+  tokens; a student that is less wide than the teacher learns their principal components;
 - ``mlm-time``: masked LM for the total time of ``mlsm+mlm``, including the teacher and the dictionary.
 
 Times are processor seconds, which other work on the machine hardly changes. Measured on each student: bits of masked
-words and retrieval on ``--valid``, linear probes, and fine-tuning on the first ``--lines`` labelled texts.
+words and retrieval on ``--valid``, linear probes, fine-tuning on the first ``--lines`` labelled texts, and ``--pairs``.
 
 Writes ``teachers.md`` and JSON files. Run the same command again to resume: finished parts are not repeated.
 """
@@ -41,6 +43,7 @@ import scipy.sparse as sp
 import torch
 from control_codes import exchanged_sources, looked_up, means_of_types, of_types, write_random_dictionary
 from labelled_lines import first_lines
+from sklearn.decomposition import PCA
 from torch import nn
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments, logging
 
@@ -57,6 +60,8 @@ from mlsm_plugin.core.sparse_coding.coder import load_coder
 from mlsm_plugin.core.text.hf_tokenizer import HuggingFaceTokenizer, load_fast_tokenizer
 from mlsm_plugin.evaluation.encoder_quality import EvaluationData, evaluate_encoder, read_evaluation_data
 from mlsm_plugin.evaluation.finetuning import Finetuning
+from mlsm_plugin.evaluation.minimal_pairs import evaluate_pairs, read_pairs
+from mlsm_plugin.evaluation.pair_models import open_pair_model
 from mlsm_plugin.evaluation.quality_settings import QualitySettings
 from mlsm_plugin.evaluation.sentence_encoders import open_sentence_encoder
 from mlsm_plugin.evaluation.settings import FinetuneSettings
@@ -64,10 +69,12 @@ from mlsm_plugin.huggingface.adaptation_settings import MASKS_OF_STUDENT, TRAINI
 from mlsm_plugin.huggingface.aligned_sequences import AlignedSequences, write_aligned
 from mlsm_plugin.huggingface.coding import learn_from_sequences
 from mlsm_plugin.huggingface.collators import AuxiliaryTextCollator, LatentSemanticCollator, MaskedLmCollator
+from mlsm_plugin.huggingface.distilled_model import SentenceVectorModel
 from mlsm_plugin.huggingface.latent_semantic_model import LatentSemanticModel
 from mlsm_plugin.huggingface.pretraining_model import MaskedLmModel, PretrainingModel
 from mlsm_plugin.huggingface.pretraining_sequences import PretrainingSequences
 from mlsm_plugin.huggingface.saved_folder import save_pretrained
+from mlsm_plugin.huggingface.sentence_vectors import SentenceCollator, SentenceVectors, write_vectors
 from mlsm_plugin.huggingface.state_regression_model import StateRegressionModel
 from mlsm_plugin.huggingface.student_model import learn_tokenizer, new_model, student_config
 from mlsm_plugin.huggingface.text_sequences import write_text_sequences
@@ -85,11 +92,14 @@ ROWS = (
     "mlsm-then-mlm",
     "codes-first-half",
     "type-mean",
+    "sentence-vectors",
 )
 CONTROLS = ("exchanged-within-types", "type-mean", "random-dictionary")
 HALVES = ("mlsm-then-mlm", "codes-first-half")
+WITHOUT_MLM = ("mlsm", "sentence-vectors")  # whose masked-LM head is not trained
 TOP_OF_MEANS = 64  # atoms of a mean code
 STATES = "states.npy"
+VECTORS = "vectors.npy"
 BATCH = 32  # sequences for the teacher at once
 CHUNK = 1 << 14  # tokens to code at once
 
@@ -205,6 +215,29 @@ class Comparison:
         return np.load(self.output / STATES, mmap_mode="r")
 
     @cached_property
+    def lines(self) -> TokenSequences:
+        """The lines of the text, each a sequence of the student's tokens."""
+        sequences, _ = write_text_sequences(
+            [self.args.text], self.tokenizer_folder, self.output / "lines", max_length=self.args.max_length, apart=True
+        )
+        return sequences
+
+    def read_vectors(self) -> dict[str, float]:
+        """Write the teacher's vectors of the lines; returns the processor seconds."""
+        start = time.process_time()
+        output = self.output / VECTORS
+        write_vectors([self.args.text], self.lines, self.tokenizer_folder, self.args.teacher, output, fp16=None)
+        return {"seconds": time.process_time() - start}
+
+    def sentences(self, width: int) -> SentenceVectors:
+        """The lines with their vectors, as the first ``width`` principal components, whose mean variance is 1."""
+        self.once("vectors", self.read_vectors)
+        vectors = np.load(self.output / VECTORS)
+        components = PCA(width, random_state=1).fit_transform(vectors)
+        components /= components.std()
+        return SentenceVectors(self.lines, components)
+
+    @cached_property
     def types(self) -> np.ndarray:
         """The teacher's id of each token ``(n_tokens,)``; -1 for special tokens, which have no code."""
         sequences = self.aligned.sequences
@@ -297,8 +330,10 @@ class Comparison:
         folder = self.output / "students" / f"{name}-seed-{seed}"
         torch.manual_seed(seed)
         stock = new_model(student_config(self.args.student), tokenizer)
+        batch_size = self.args.batch_size
         codes = None
-        collator: MaskedLmCollator
+        sentences = None
+        collator: MaskedLmCollator | SentenceCollator
         model: PretrainingModel
         if name in ("mlm", "mlm-time"):
             collator = MaskedLmCollator(tokenizer, MASKS_OF_STUDENT)
@@ -308,6 +343,13 @@ class Comparison:
             model = StateRegressionModel.of(
                 stock, auxiliary=self.encoder, regression_weight=self.args.regression_weight
             )
+        elif name == "sentence-vectors":
+            width = stock.config.hidden_size
+            sentences = self.sentences(width)
+            collator = SentenceCollator(tokenizer)
+            model = SentenceVectorModel.of(stock, width=width)
+            tokens_of_line = self.lines.num_tokens / len(self.lines)
+            batch_size = round(batch_size * self.text.num_tokens / len(self.text) / tokens_of_line)
         else:
             codes = self.codes(name if name in CONTROLS else "codes")
             collator = LatentSemanticCollator(tokenizer, MASKS_OF_STUDENT)
@@ -321,7 +363,7 @@ class Comparison:
         arguments = settings.arguments(folder / "checkpoints")
         arguments.max_steps = updates
         arguments.warmup_steps = round(settings.warmup * updates)
-        arguments.per_device_train_batch_size = self.args.batch_size
+        arguments.per_device_train_batch_size = batch_size
         arguments.eval_strategy = "no"
         arguments.save_strategy = "no"
         arguments.seed = seed
@@ -331,7 +373,7 @@ class Comparison:
                 model,
                 arguments,
                 data_collator=collator,
-                train_dataset=PretrainingSequences(self.text, codes, aligned=self.aligned),
+                train_dataset=sentences or PretrainingSequences(self.text, codes, aligned=self.aligned),
                 optimizers=(settings.optimizer_of(model), None),
             )
         )
@@ -348,7 +390,7 @@ class Comparison:
         """The figures of a trained student without fine-tuning."""
         measures = evaluate_encoder(open_sentence_encoder(folder / "model"), self.evaluation)
         figures = {measure: values.figure for measure, values in measures.items()}
-        if name == "mlsm":  # whose masked-LM head is not trained
+        if name in WITHOUT_MLM:
             figures = {measure: figure for measure, figure in figures.items() if not measure.startswith("bits")}
         return figures
 
@@ -376,6 +418,19 @@ class Comparison:
             scores[task] = summary["seeds"][0]["score"]
         return scores
 
+    def accuracy_on_pairs(self, name: str, seed: int) -> dict[str, float]:
+        """The accuracy on each file of minimal pairs; empty without files, or if no head was trained."""
+        if not self.args.pairs or name in WITHOUT_MLM:
+            return {}
+        accuracies: dict[str, float] = self.once(f"{name}-seed-{seed}-pairs", partial(self._on_pairs, name, seed))
+        return accuracies
+
+    def _on_pairs(self, name: str, seed: int) -> dict[str, float]:
+        model = open_pair_model(self.output / "students" / f"{name}-seed-{seed}" / "model", "cpu")
+        files = {path: read_pairs(path) for path in self.args.pairs}
+        figures = evaluate_pairs(model, files, max_unk_rate=0.1)["files"]
+        return {Path(path).stem: figures[path]["accuracy"] for path in files}
+
 
 def table(comparison: Comparison) -> str:
     """The figures as a Markdown table; means over the seeds."""
@@ -384,7 +439,8 @@ def table(comparison: Comparison) -> str:
     rows = {name: results for name, results in rows.items() if results}
     measures = list(next(iter(rows.values()))[0]["measures"])
     tasks = [Path(train).parent.name for train, _ in args.labelled]
-    header = ["row", "updates", "minutes", *measures, *(f"{task}, fine-tuned" for task in tasks)]
+    pairs = [Path(path).stem for path in args.pairs]
+    header = ["row", "updates", "minutes", *measures, *(f"{task}, fine-tuned" for task in tasks), *pairs]
     lines = [f"| {' | '.join(header)} |", f"| --- |{' ---: |' * (len(header) - 1)}"]
     for name, results in rows.items():
         cells = [name, f"{results[0]['updates']:,}", _mean([result["seconds"] / 60 for result in results])]
@@ -393,6 +449,8 @@ def table(comparison: Comparison) -> str:
             cells.append(_mean([value if "bits" in measure else 100 * value for value in values]))
         finetuned = _results(comparison, name, "-finetuned")
         cells += [_mean([100 * scores[task] for scores in finetuned]) for task in tasks]
+        accuracies = _results(comparison, name, "-pairs")
+        cells += [_mean([100 * scores[file] for scores in accuracies]) for file in pairs]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
@@ -433,6 +491,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--latent-weight", type=float, default=1.0)
     parser.add_argument("--regression-weight", type=float, default=1.0)
     parser.add_argument("--epochs", type=int, default=4, help="of fine-tuning; 0: none (default: 4)")
+    parser.add_argument(
+        "--pairs", nargs="+", default=[], metavar="JSONL", help="minimal pairs, as `mlsm evaluate pairs`"
+    )
     parser.add_argument("--finetuning-rate", type=float, default=3e-4)
     return parser.parse_args()
 
@@ -447,6 +508,7 @@ def main() -> int:
         for name in args.rows:
             comparison.row(name, seed)
             comparison.finetuned(name, seed)
+            comparison.accuracy_on_pairs(name, seed)
             with atomic_open(args.output / "teachers.md", "w") as file:
                 file.write(table(comparison))
     print(table(comparison))
