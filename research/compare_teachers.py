@@ -17,7 +17,7 @@ A student with its own tokenizer is trained from random weights, for the same nu
 - ``exchanged-within-types``: each token has the code of another token of its type, which removes the context;
 - ``type-mean``: each token has the mean code of its type;
 - ``sentence-vectors``: the teacher's sentence vectors, as with ``distill-vectors``, in batches of lines with as many
-  tokens; a student that is less wide than the teacher learns their principal components;
+  tokens;
 - ``mlm-time``: masked LM for the total time of ``mlsm+mlm``, including the teacher and the dictionary.
 
 Times are processor seconds, which other work on the machine hardly changes. Measured on each student: bits of masked
@@ -43,7 +43,6 @@ import scipy.sparse as sp
 import torch
 from control_codes import exchanged_sources, looked_up, means_of_types, of_types, write_random_dictionary
 from labelled_lines import first_lines
-from sklearn.decomposition import PCA
 from torch import nn
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments, logging
 
@@ -74,7 +73,12 @@ from mlsm_plugin.huggingface.latent_semantic_model import LatentSemanticModel
 from mlsm_plugin.huggingface.pretraining_model import MaskedLmModel, PretrainingModel
 from mlsm_plugin.huggingface.pretraining_sequences import PretrainingSequences
 from mlsm_plugin.huggingface.saved_folder import save_pretrained
-from mlsm_plugin.huggingface.sentence_vectors import SentenceCollator, SentenceVectors, write_vectors
+from mlsm_plugin.huggingface.sentence_vectors import (
+    SentenceCollator,
+    SentenceVectors,
+    leading_directions,
+    write_vectors,
+)
 from mlsm_plugin.huggingface.state_regression_model import StateRegressionModel
 from mlsm_plugin.huggingface.student_model import learn_tokenizer, new_model, student_config
 from mlsm_plugin.huggingface.text_sequences import write_text_sequences
@@ -230,12 +234,10 @@ class Comparison:
         return {"seconds": time.process_time() - start}
 
     def sentences(self, width: int) -> SentenceVectors:
-        """The lines with their vectors, as the first ``width`` principal components, whose mean variance is 1."""
+        """The lines with their vectors, for a student of this width."""
         self.once("vectors", self.read_vectors)
-        vectors = np.load(self.output / VECTORS)
-        components = PCA(width, random_state=1).fit_transform(vectors)
-        components /= components.std()
-        return SentenceVectors(self.lines, components)
+        vectors = np.load(self.output / VECTORS, mmap_mode="r")
+        return SentenceVectors(self.lines, vectors, directions=leading_directions(vectors, width))
 
     @cached_property
     def types(self) -> np.ndarray:

@@ -32,7 +32,12 @@ if TYPE_CHECKING:
     from mlsm_plugin.huggingface.pretraining_model import MaskedLmModel, SpanContrastiveModel, TokenContrastiveModel
     from mlsm_plugin.huggingface.pretraining_sequences import PretrainingSequences, SpanGroups
     from mlsm_plugin.huggingface.saved_folder import save_pretrained
-    from mlsm_plugin.huggingface.sentence_vectors import SentenceCollator, SentenceVectors, write_vectors
+    from mlsm_plugin.huggingface.sentence_vectors import (
+        SentenceCollator,
+        SentenceVectors,
+        leading_directions,
+        write_vectors,
+    )
     from mlsm_plugin.huggingface.state_regression_model import StateRegressionModel
     from mlsm_plugin.huggingface.text_sequences import write_text_sequences
     from mlsm_plugin.huggingface.token_sequences import TokenSequences
@@ -69,6 +74,7 @@ _MODULE_OF = {
     "TrainingSettings": "mlsm_plugin.huggingface.training",
     "adapt": "mlsm_plugin.huggingface.adaptation",
     "encode_sequences": "mlsm_plugin.huggingface.coding",
+    "leading_directions": "mlsm_plugin.huggingface.sentence_vectors",
     "learn_from_sequences": "mlsm_plugin.huggingface.coding",
     "load_coder": "mlsm_plugin.core.sparse_coding.coder",
     "loss_metrics": "mlsm_plugin.huggingface.trainer_callback",
@@ -110,6 +116,7 @@ __all__ = [
     "TrainingSettings",
     "adapt",
     "encode_sequences",
+    "leading_directions",
     "learn_from_sequences",
     "load_coder",
     "loss_metrics",

@@ -175,7 +175,7 @@ class _Chain:
 
     def check(self) -> None:
         """Raise ValueError for problems that would only show up hours later."""
-        second_model = self.settings.teacher if self.settings.objective == "distill" else self.settings.auxiliary
+        second_model = self.settings.teacher_model if self.settings.objective == "distill" else self.settings.auxiliary
         if second_model:
             self._check_same_vocabulary(second_model)
         positions: dict[str, int] = {}  # by the model that reads the text

@@ -13,6 +13,7 @@ TOKENIZER = "tokenizer"
 AUXILIARY = "auxiliary"  # suffix of the names of sequences that the auxiliary model reads
 PLACES = "places"  # suffix of the names of what says where each token is in these
 TEXT_PARTS = ("train", "valid")
+DIRECTIONS = "directions.npy"  # in which a narrow model learns the vectors of its teacher
 DICTIONARY = "dictionary"
 CHECKPOINTS = "checkpoints"
 LOGS = "logs"  # for TensorBoard

@@ -123,8 +123,8 @@ class Adaptation(KnownText):
     teacher: str | None = option(
         None,
         metavar="MODEL",
-        help="model with the same vocabulary whose predictions are learned, for distill; for "
-        "distill-vectors any encoder of the same width whose sentence vectors are learned",
+        help="model with the same vocabulary whose predictions are learned, for distill; for distill-vectors any "
+        "encoder, at least as wide, whose sentence vectors are learned (default with --student: MODEL)",
         decides=False,
     )
     temperature: float = option(2.0, above=0, help="temperature of the predictions, for distill")
@@ -160,7 +160,8 @@ class Adaptation(KnownText):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.objective.startswith("distill") is (self.teacher is None):
+        is_taught = self.objective.startswith("distill")
+        if (self.teacher is not None and not is_taught) or (self.teacher_model is None and is_taught):
             raise ValueError("--objective distill and distill-vectors need --teacher, and no other objective takes one")
         if self.student is not None and self.keep_vectors is not None:
             raise ValueError("a new model of --student has no vectors to keep; leave --keep-vectors out")
@@ -191,3 +192,8 @@ class Adaptation(KnownText):
     def auxiliary_model(self) -> str:
         """The model whose hidden states are coded or predicted."""
         return self.auxiliary or self.model
+
+    @property
+    def teacher_model(self) -> str | None:
+        """The model whose predictions or sentence vectors are learned; a new model learns from MODEL."""
+        return self.model if self.teacher is None and self.student is not None else self.teacher

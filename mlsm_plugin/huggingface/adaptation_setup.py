@@ -19,6 +19,7 @@ from mlsm_plugin.huggingface.adaptation_settings import (
     COLLATORS,
     LEARNING_RATE_OF_KEPT,
     REGRESSION,
+    VECTORS,
     WITH_AUXILIARY,
     WITH_CODES,
     Adaptation,
@@ -49,6 +50,7 @@ class AdaptationSetup:
         device: where hidden states, vectors and quality are computed.
         learning: how the dictionary is learned; None: the objective needs none.
         layer: hidden state of the auxiliary model that is coded or predicted.
+        narrows_vectors: whether the model is narrower than the teacher whose sentence vectors it learns.
         length: longest sequence in ids.
         keep_weight: weight of the loss that keeps the hidden states of unmasked tokens; 0 or None: there is none.
     """
@@ -68,6 +70,7 @@ class AdaptationSetup:
                 raise ValueError(f"a model of type {self.config.model_type} overflows in bfloat16; pass --bf16 off")
             self.training = replace(self.training, bf16="off")
         self.device = "cpu" if settings.training.cpu else process.device(torch.cuda.device_count())
+        self.narrows_vectors = settings.objective == VECTORS and self._teacher_is_wider()
         self.learning: LearningSettings | None = None
         self.layer = 0
         if settings.objective in WITH_AUXILIARY:
@@ -84,6 +87,18 @@ class AdaptationSetup:
         self.keep_weight = self._keep_weight()
         rate = self.training.learning_rate or (LEARNING_RATE_OF_KEPT if self.keep_weight else LEARNING_RATE)
         self.training = replace(self.training, learning_rate=rate)
+
+    def _teacher_is_wider(self) -> bool:
+        """Whether the teacher is wider than the model; ValueError if it is narrower."""
+        teacher = str(self.settings.teacher_model)
+        width = HuggingFaceSource.width_of(teacher) or 0
+        width_of_model: int = self.config.hidden_size
+        if width < width_of_model:
+            raise ValueError(
+                f"the model is {width_of_model} wide, and the vectors of the teacher {teacher} are only {width} wide; "
+                "choose a teacher that is at least as wide"
+            )
+        return width > width_of_model
 
     def _sized(self, training: TrainingSettings) -> TrainingSettings:
         """The training with batch sizes as chosen, else as recorded, else to suit the length."""
@@ -145,7 +160,7 @@ class AdaptationSetup:
         if settings.student is not None:
             training["student"] = self.config.to_dict() if os.path.exists(settings.student) else settings.student
         if settings.objective == "distill":
-            training["teacher"] = HuggingFaceSource.fingerprint_of(str(settings.teacher))
+            training["teacher"] = HuggingFaceSource.fingerprint_of(str(settings.teacher_model))
         del training["regressed_layer"]  # records of earlier versions lack it
         del training["keep_vectors"]
         if self.keep_weight is not None:
@@ -172,6 +187,8 @@ class AdaptationSetup:
             shown["attention dropout"] = self.training.attention_dropout
         if self.training.lora is not None:
             shown["LoRA"] = f"rank {self.training.lora}, merged"
+        if self.settings.objective.startswith("distill"):
+            shown["teacher"] = Path(str(self.settings.teacher_model)).name
         shown["seed"] = self.training.seed
         if self.learning is not None:
             shown["dictionary"] = f"{self.learning.coder}, {self.learning.atoms} atoms, layer {self.learning.layer}"

@@ -10,12 +10,12 @@ from mlsm_plugin.core.files.step_record import Step
 from mlsm_plugin.core.hidden_states.hf_encoder import HuggingFaceSource
 from mlsm_plugin.core.text.hf_tokenizer import HuggingFaceTokenizer
 from mlsm_plugin.core.text.shared_text import warn_of_shared_files
-from mlsm_plugin.huggingface.adaptation_folder import AUXILIARY, DOCUMENTS, PLACES, TOKENIZER
+from mlsm_plugin.huggingface.adaptation_folder import AUXILIARY, DIRECTIONS, DOCUMENTS, PLACES, TOKENIZER
 from mlsm_plugin.huggingface.adaptation_settings import VECTORS, WITH_AUXILIARY
 from mlsm_plugin.huggingface.adaptation_setup import AdaptationSetup
 from mlsm_plugin.huggingface.aligned_sequences import AlignedSequences, write_aligned
 from mlsm_plugin.huggingface.dataset_text import files_of_dataset, rows_of_dataset, rows_of_files, write_column
-from mlsm_plugin.huggingface.sentence_vectors import write_vectors
+from mlsm_plugin.huggingface.sentence_vectors import write_directions, write_vectors
 from mlsm_plugin.huggingface.student_model import learn_tokenizer
 from mlsm_plugin.huggingface.text_sequences import write_text_sequences
 from mlsm_plugin.huggingface.token_sequences import TokenSequences
@@ -217,13 +217,17 @@ class AdaptationText:
     def vectors_step(self) -> Step:
         """The step that writes the teacher's vectors of the text."""
         vectors = [self.output / f"{name}.vectors.npy" for name in self.names]
-        teacher = {"teacher": HuggingFaceSource.fingerprint_of(str(self.settings.teacher))}
+        outputs = list(vectors)
+        teacher: JsonObject = {"teacher": HuggingFaceSource.fingerprint_of(str(self.settings.teacher_model))}
+        if self.setup.narrows_vectors:
+            outputs.append(self.output / DIRECTIONS)
+            teacher["width"] = self.setup.config.hidden_size
         return Step(
             "vectors",
             self._write_vectors,
             teacher,
             [],
-            vectors,
+            outputs,
             evaluated=self.evaluated_files,
             of_evaluation=vectors[1:],
         )
@@ -234,10 +238,14 @@ class AdaptationText:
                 write_vectors(
                     files,
                     self._tokenized(files, name),
-                    self.settings.model,
-                    str(self.settings.teacher),
+                    self.tokenizer_folder,
+                    str(self.settings.teacher_model),
                     self.output / f"{name}.vectors.npy",
                     max_unk_rate=self.settings.max_unk_rate,
                     device=self.setup.device,
                     fp16=self.setup.training.in_bf16,
                 )
+        if self.setup.narrows_vectors:
+            write_directions(
+                self.output / "tokens.vectors.npy", self.setup.config.hidden_size, self.output / DIRECTIONS
+            )

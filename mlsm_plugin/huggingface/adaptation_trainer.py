@@ -8,17 +8,12 @@ from typing import TYPE_CHECKING
 import torch
 
 from mlsm_plugin.core.coding.settings import ONLINE, STORE
-from mlsm_plugin.core.files.npy_files import map_npy
-from mlsm_plugin.core.hidden_states.hf_encoder import (
-    HuggingFaceEncoder,
-    HuggingFaceSource,
-    load_masked_lm,
-    positions_of,
-)
+from mlsm_plugin.core.files.npy_files import map_npy, read_npy
+from mlsm_plugin.core.hidden_states.hf_encoder import HuggingFaceEncoder, load_masked_lm, positions_of
 from mlsm_plugin.core.masking.span_groups import SpanRules
 from mlsm_plugin.core.sparse_coding.coder import load_coder
 from mlsm_plugin.core.text.hf_tokenizer import load_fast_tokenizer
-from mlsm_plugin.huggingface.adaptation_folder import CHECKPOINTS, DICTIONARY, LOGS, TEXT_PARTS
+from mlsm_plugin.huggingface.adaptation_folder import CHECKPOINTS, DICTIONARY, DIRECTIONS, LOGS, TEXT_PARTS
 from mlsm_plugin.huggingface.adaptation_settings import COLLATORS, MODELS, REGRESSION, VECTORS
 from mlsm_plugin.huggingface.adaptation_setup import AdaptationSetup
 from mlsm_plugin.huggingface.adaptation_text import AdaptationText
@@ -79,9 +74,9 @@ class TrainerParts:
         if settings.objective == REGRESSION:
             return kind.of(stock, auxiliary=self.encoder)
         if settings.objective == VECTORS:
-            return kind.of(stock, width=HuggingFaceSource.width_of(str(settings.teacher)))
-        if settings.teacher is not None:
-            teacher = load_masked_lm(settings.teacher)
+            return kind.of(stock, width=self.setup.config.hidden_size)
+        if settings.objective == "distill":
+            teacher = load_masked_lm(str(settings.teacher_model))
             return kind.of(stock, teacher=teacher, temperature=settings.temperature)
         if self.setup.keep_weight:
             return KeptStatesModel.of(stock, keep_weight=self.setup.keep_weight)
@@ -168,4 +163,10 @@ class TrainerParts:
         second = first[len(train) :]
         if self.settings.valid_texts:
             second = map_npy(self.setup.output / "valid.vectors.npy", ndim=2)
-        return [SentenceVectors(train, first[: len(train)]), SentenceVectors(valid, second)]
+        directions = None
+        if self.setup.narrows_vectors:
+            directions = read_npy(self.setup.output / DIRECTIONS)
+        return [
+            SentenceVectors(train, first[: len(train)], directions=directions),
+            SentenceVectors(valid, second, directions=directions),
+        ]

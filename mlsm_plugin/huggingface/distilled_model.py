@@ -74,8 +74,8 @@ class SentenceVectorModel(PretrainingModel):
         """Check the width; ValueError if it is not equal to the width of the model."""
         if width != self.config.hidden_size:
             raise ValueError(
-                f"the teacher's vectors are {width} wide, those of the model {self.config.hidden_size}; choose two "
-                "models of the same width"
+                f"the vectors are {width} wide, those of the model {self.config.hidden_size}; a narrower model learns "
+                "their projections on leading_directions, and no model can be wider than its teacher"
             )
 
     def _objective(self, labels: Tensor, *, vectors: Tensor | None = None, **inputs: Tensor) -> Objective:

@@ -104,7 +104,7 @@ def write_card(folder: Path, facts: CardFacts) -> None:
     name = Path(facts.model).name or facts.model
     origin = f"An adaptation of `{name}` to a text."
     if facts.student is not None:
-        origin = f"A new model of the size {facts.student}, whose codes or tokenizer come from `{name}`."
+        origin = f"A new model of the size {facts.student}, whose targets or tokenizer come from `{name}`."
     rows = ["| loss in nats | before | after |", "| --- | ---: | ---: |"]
     for loss, value in facts.after.items():
         before = facts.before.get(loss)

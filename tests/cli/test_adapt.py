@@ -949,10 +949,38 @@ def test_a_student_learns_sentence_vectors(valid: bool, start: Path, tmp_path: P
     assert "feature-extraction" in printed
     _, info = AutoModel.from_pretrained(tmp_path / "out" / "model", add_pooling_layer=False, output_loading_info=True)
     assert (set(info["missing_keys"]), set(info["unexpected_keys"])) == (set(), set())
-    wide = make_model("bert", start / "text.txt", tmp_path / "wide", hidden_size=48)
-    line = failing_mlsm(capsys, *words(start, tmp_path / "new", "--teacher", wide, objective="distill-vectors"))
-    assert "the teacher's vectors are 48 wide, those of the model 32" in line
+    narrow = make_model("bert", start / "text.txt", tmp_path / "narrow", hidden_size=16)
+    line = failing_mlsm(capsys, *words(start, tmp_path / "new", "--teacher", narrow, objective="distill-vectors"))
+    assert f"the model is 32 wide, and the vectors of the teacher {narrow} are only 16 wide" in line
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("valid", [False, True])
+def test_a_narrow_student_learns_the_vectors_of_the_model(
+    valid: bool, start: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    teacher = make_model("roberta", start / "text.txt", tmp_path / "teacher", hidden_size=96)
+    output = tmp_path / "out"
+    texts = ("--valid", start / "valid.txt") if valid else ()
+    options = ("--objective", "distill-vectors", "--text", start / "text.txt", *texts, "--output", output)
+    command = ("adapt", teacher, "--student", "1x64", "--vocab-size", 300, *options, "--updates", 30)
+    mlsm(*command)
+    figures = figures_in(output)
+    assert figures["after"]["vector_loss"] < 0.9 * figures["before"]["vector_loss"]
+    directions = np.load(output / "directions.npy")
+    np.testing.assert_allclose(directions.T @ directions, np.eye(64), atol=1e-5)
+    vectors = open_sentence_encoder(teacher).vectors(start.joinpath("text.txt").read_text().split("\n")[:5])
+    reduced = vectors @ directions @ directions.T
+    assert np.square(reduced - vectors).sum() < 0.2 * np.square(vectors).sum()
+    assert "- teacher: teacher" in (output / "model" / "README.md").read_text(encoding="utf-8")
+    weights = (output / "model" / "model.safetensors").read_bytes()
+    shutil.rmtree(output / "model")
+    (output / "quality.json").unlink()
+    before = (output / "directions.npy").stat().st_mtime_ns
+    mlsm(*command)
+    assert (output / "model" / "model.safetensors").read_bytes() == weights
+    assert (output / "directions.npy").stat().st_mtime_ns == before
 
 
 @pytest.mark.slow

@@ -24,7 +24,10 @@ def test_settings_out_of_range_are_one_line() -> None:
     student = Adaptation("model", ["text"], "out", objective="mlm", student="4x256", vocab_size=4000)
     with pytest.raises(ValueError, match="vocab_size is not for --objective distill"):
         replace(student, objective="distill", teacher="teacher")
-    replace(student, objective="distill-vectors", teacher="teacher")
+    assert replace(student, objective="distill-vectors", teacher="teacher").teacher_model == "teacher"
+    assert replace(student, objective="distill-vectors").teacher_model == "model"
+    with pytest.raises(ValueError, match="distill-vectors need --teacher, and no other objective takes one"):
+        replace(student, teacher="teacher")
 
 
 def test_the_model_itself_is_coded_unless_another_is_named(tmp_path: Path) -> None:

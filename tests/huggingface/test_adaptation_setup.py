@@ -40,6 +40,14 @@ def test_the_auxiliary_model_is_read_at_its_last_layer(start: Path, tmp_path: Pa
     assert setup_of(start, tmp_path).learning is None
 
 
+def test_a_model_learns_the_vectors_of_a_teacher_that_is_at_least_as_wide(start: Path, tmp_path: Path) -> None:
+    assert not setup_of(start, tmp_path).narrows_vectors
+    assert not setup_of(start, tmp_path, objective="distill-vectors", student="1x32").narrows_vectors
+    assert setup_of(start, tmp_path, objective="distill-vectors", student="1x16").narrows_vectors
+    with pytest.raises(ValueError, match=r"the model is 64 wide, and the vectors of the teacher .* are only 32 wide"):
+        setup_of(start, tmp_path, objective="distill-vectors", student="1x64")
+
+
 def test_recorded_processes_and_batches_go_on(start: Path, tmp_path: Path) -> None:
     recipe = {"batch_size": 3, "accumulate": 5, "attention_dropout": 0.0}
     record = {"training": {"signature": {"settings": {"training": recipe, "processes": 2}}}}

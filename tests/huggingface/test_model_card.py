@@ -31,7 +31,7 @@ def test_a_new_model_names_where_its_codes_come_from(facts: CardFacts, tmp_path:
     write_card(tmp_path, facts)
     card = (tmp_path / "README.md").read_text(encoding="utf-8")
     assert "# 4x256 from encoder" in card
-    assert "A new model of the size 4x256, whose codes or tokenizer come from `encoder`." in card
+    assert "A new model of the size 4x256, whose targets or tokenizer come from `encoder`." in card
     assert "trained for 1,200 updates" in card
     assert "pipeline_tag: feature-extraction" in card
     assert "| kl |  | 2.5000 |" in card

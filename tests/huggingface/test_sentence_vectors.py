@@ -8,10 +8,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from transformers import AutoModel, AutoTokenizer
 
 from mlsm_plugin.huggingface import MaskedLmModel, SentenceVectorModel
-from mlsm_plugin.huggingface.sentence_vectors import SentenceCollator, SentenceVectors, write_vectors
+from mlsm_plugin.huggingface.sentence_vectors import (
+    SentenceCollator,
+    SentenceVectors,
+    leading_directions,
+    write_vectors,
+)
 from mlsm_plugin.huggingface.text_sequences import write_text_sequences
 from tests import tiny_hf_models
 from tests.huggingface.tiny_corpus import make_tokenizer, random_ids, tiny_bert
@@ -28,6 +35,36 @@ def made(english_text: tuple[Path, Path], tmp_path_factory: pytest.TempPathFacto
     tiny_hf_models.make_tokenizer("word_piece", root / "text.txt", root / "student")
     tiny_hf_models.make_model("roberta", root / "text.txt", root / "teacher")
     return root
+
+
+@settings(max_examples=30, deadline=None)
+@given(number=st.integers(1, 2500), dim=st.integers(1, 12), data=st.data())
+def test_leading_directions_are_those_of_a_singular_value_decomposition(
+    number: int, dim: int, data: st.DataObject
+) -> None:
+    width = data.draw(st.integers(1, dim))
+    generator = np.random.default_rng(data.draw(st.integers(0, 99)))
+    scales = 2.0 ** -np.arange(dim)
+    vectors = (generator.normal(size=(number, dim)) * scales).astype(np.float32)
+    directions = leading_directions(vectors, width)
+    assert (directions.dtype, directions.shape) == (np.float32, (dim, width))
+    np.testing.assert_allclose(directions.T @ directions, np.eye(width), atol=1e-5)
+    reduced = vectors @ directions
+    lengths = np.linalg.svd(vectors.astype(np.float64), compute_uv=False)
+    np.testing.assert_allclose(np.square(reduced).sum(), np.square(lengths[:width]).sum(), rtol=1e-4)
+
+
+def test_zero_vectors_have_directions() -> None:
+    directions = leading_directions(np.zeros((3, 4), np.float32), 2)
+    np.testing.assert_allclose(directions.T @ directions, np.eye(2), atol=1e-6)
+
+
+def test_a_narrow_model_gets_projections() -> None:
+    vectors = np.random.default_rng(1).normal(size=(2, 4)).astype(np.float32)
+    directions = leading_directions(vectors, 2)
+    sentences = SentenceVectors([[5, 6], [7]], vectors, directions=directions)
+    np.testing.assert_allclose(sentences[1].vector, vectors[1] @ directions, atol=1e-6)
+    assert np.array_equal(SentenceVectors([[5, 6], [7]], vectors)[1].vector, vectors[1])
 
 
 def test_vectors_are_the_means_of_the_library(made: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -107,7 +144,7 @@ def test_the_student_learns_the_vectors() -> None:
 
 
 def test_what_does_not_fit_is_refused() -> None:
-    with pytest.raises(ValueError, match="the teacher's vectors are 48 wide, those of the model 32"):
+    with pytest.raises(ValueError, match="the vectors are 48 wide, those of the model 32"):
         SentenceVectorModel.of(tiny_bert(), width=48)
     with pytest.raises(ValueError, match="there are 3 sentences and 2 vectors"):
         SentenceVectors(random_ids(3), np.zeros((2, 4), np.float32))
