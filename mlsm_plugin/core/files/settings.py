@@ -88,7 +88,10 @@ def check(settings: object) -> None:
             continue
         if (choices := field.metadata.get("choices")) and value not in choices:
             raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
+        has_bounds = any(field.metadata.get(bound) is not None for bound in ("above", "least", "most"))
         for number in value if isinstance(value, (list, tuple)) else [value]:
+            if has_bounds and isinstance(number, str):
+                raise ValueError(f"{name} must be a number, got the text {number!r}")
             if isinstance(number, bool) or not isinstance(number, (int, float)):
                 continue
             bounds = _violated_bounds(field, number)

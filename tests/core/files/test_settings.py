@@ -10,7 +10,7 @@ import pytest
 
 from mlsm_plugin.core.coding.coder_learning import LearningSettings
 from mlsm_plugin.core.coding.split_coder import CodingSettings
-from mlsm_plugin.core.files.settings import identity, names_that_decide_nothing, option, undeciding
+from mlsm_plugin.core.files.settings import check, identity, names_that_decide_nothing, option, undeciding
 from mlsm_plugin.huggingface.adaptation_settings import Adaptation
 from mlsm_plugin.huggingface.training import TrainingSettings
 
@@ -53,3 +53,11 @@ def test_the_identity_is_json() -> None:
     settings = Adaptation("model", ["text"], "out", objective="mlsm", learning=learning)
     values = identity(settings)
     assert json.loads(json.dumps(values)) == values
+
+
+def test_a_text_is_not_a_number() -> None:
+    check(Inner(size=4))
+    with pytest.raises(ValueError, match="size must be a number, got the text '4'"):
+        check(Inner(size="4"))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="keep_vectors must be a number, got the text '3'"):
+        Adaptation("model", ["text"], "out", keep_vectors="3")  # type: ignore[arg-type]
