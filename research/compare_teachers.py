@@ -237,7 +237,8 @@ class Comparison:
         """The lines with their vectors, for a student of this width."""
         self.once("vectors", self.read_vectors)
         vectors = np.load(self.output / VECTORS, mmap_mode="r")
-        return SentenceVectors(self.lines, vectors, directions=leading_directions(vectors, width))
+        directions, _ = leading_directions(vectors, width)
+        return SentenceVectors(self.lines, vectors, directions=directions)
 
     @cached_property
     def types(self) -> np.ndarray:

@@ -5,7 +5,11 @@ from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 
+import numpy as np
+
+from mlsm_plugin.core.files.atomic_files import atomic_open
 from mlsm_plugin.core.files.json_checks import JsonObject
+from mlsm_plugin.core.files.npy_files import map_npy
 from mlsm_plugin.core.files.step_record import Step
 from mlsm_plugin.core.hidden_states.hf_encoder import HuggingFaceSource
 from mlsm_plugin.core.text.hf_tokenizer import HuggingFaceTokenizer
@@ -15,7 +19,7 @@ from mlsm_plugin.huggingface.adaptation_settings import VECTORS, WITH_AUXILIARY
 from mlsm_plugin.huggingface.adaptation_setup import AdaptationSetup
 from mlsm_plugin.huggingface.aligned_sequences import AlignedSequences, write_aligned
 from mlsm_plugin.huggingface.dataset_text import files_of_dataset, rows_of_dataset, rows_of_files, write_column
-from mlsm_plugin.huggingface.sentence_vectors import write_directions, write_vectors
+from mlsm_plugin.huggingface.sentence_vectors import leading_directions, write_vectors
 from mlsm_plugin.huggingface.student_model import learn_tokenizer
 from mlsm_plugin.huggingface.text_sequences import write_text_sequences
 from mlsm_plugin.huggingface.token_sequences import TokenSequences
@@ -246,6 +250,15 @@ class AdaptationText:
                     fp16=self.setup.training.in_bf16,
                 )
         if self.setup.narrows_vectors:
-            write_directions(
-                self.output / "tokens.vectors.npy", self.setup.config.hidden_size, self.output / DIRECTIONS
-            )
+            self._write_directions()
+
+    def _write_directions(self) -> None:
+        vectors = map_npy(self.output / "tokens.vectors.npy", ndim=2)
+        width = self.setup.config.hidden_size
+        directions, kept = leading_directions(vectors, width)
+        with atomic_open(self.output / DIRECTIONS) as file:
+            np.save(file, directions)
+        print(
+            f"the model is narrower than the teacher: it learns {width} of {vectors.shape[1]} directions, with "
+            f"{100 * kept:.1f} % of the squared lengths"
+        )

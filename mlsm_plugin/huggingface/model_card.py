@@ -30,6 +30,7 @@ PAPERS = {  # by objective
     "distill-vectors": "the sentence vectors of another model (Reimers and Gurevych, 2020, "
     "[2020.emnlp-main.365](https://aclanthology.org/2020.emnlp-main.365))",
 }
+UNITS = {"vector_loss": "mean squared error", "state_loss": "variances", "accuracy": "share"}  # others: nats
 QUALITY_HEADING = "## Before and after"
 SETTINGS = "## Settings"
 LEFT_OUT = "-"
@@ -105,10 +106,12 @@ def write_card(folder: Path, facts: CardFacts) -> None:
     origin = f"An adaptation of `{name}` to a text."
     if facts.student is not None:
         origin = f"A new model of the size {facts.student}, whose targets or tokenizer come from `{name}`."
-    rows = ["| loss in nats | before | after |", "| --- | ---: | ---: |"]
+    rows = ["| loss | unit | before | after |", "| --- | --- | ---: | ---: |"]
     for loss, value in facts.after.items():
         before = facts.before.get(loss)
-        rows.append(f"| {loss} | {'' if before is None else f'{before:.4f}'} | {value:.4f} |")
+        rows.append(
+            f"| {loss} | {UNITS.get(loss, 'nats')} | {'' if before is None else f'{before:.4f}'} | {value:.4f} |"
+        )
     card = TEXT.format(
         task="fill-mask" if facts.fills_masks else "feature-extraction",
         title=f"{name}, {facts.objective}" if facts.student is None else f"{facts.student} from {name}",
@@ -146,8 +149,8 @@ def add_quality(folder: Path, quality: JsonObject) -> None:
 def _quality_section(quality: JsonObject) -> str:
     models: Mapping[str, JsonObject] = quality["models"]
     parts = [QUALITY_HEADING]
-    if models:
-        columns = list(dict.fromkeys(name for model in models.values() for name in model["measures"]))
+    columns = list(dict.fromkeys(name for model in models.values() for name in model["measures"]))
+    if columns:
         rows = [["model", *columns], ["---", *["---:"] * len(columns)]]
         rows += [
             [name, *(_cell(model["measures"].get(column)) for column in columns)] for name, model in models.items()

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from mlsm_plugin.core.files.atomic_files import PathLike, atomic_open
-from mlsm_plugin.core.files.npy_files import map_npy, npy_header
+from mlsm_plugin.core.files.npy_files import npy_header
 from mlsm_plugin.core.files.progress import Progress
 from mlsm_plugin.core.hidden_states.hf_encoder import HuggingFaceEncoder, HuggingFaceSource
 from mlsm_plugin.core.machine.devices import Device
@@ -121,26 +121,19 @@ def _vectors_of(lines: list[str], encoder: HuggingFaceEncoder, unknown: UnknownT
     return vectors, sum(len(line_ids) > room for line_ids, _ in encoded)
 
 
-def leading_directions(vectors: np.ndarray, width: int) -> np.ndarray:
+def leading_directions(vectors: np.ndarray, width: int) -> tuple[np.ndarray, float]:
     """The ``width`` orthonormal directions ``(d, width)`` float32 along which vectors ``(n, d)`` are longest.
 
     Of all maps to so few numbers, the projection on them keeps the vectors best (Eckart and Young, 1936), and so their
-    products. The origin does not move.
+    products. The origin does not move. The second value is the share of the squared lengths that the projections have.
     """
     moments = np.zeros((vectors.shape[1], vectors.shape[1]))
     for first in range(0, len(vectors), LINES_AT_ONCE):
         part = vectors[first : first + LINES_AT_ONCE].astype(np.float64)
         moments += part.T @ part
-    lengths, directions = np.linalg.eigh(moments)  # ascending
-    kept = lengths[-width:].sum() / max(lengths.sum(), np.finfo(np.float64).tiny)
-    logger.info("%d of the %d directions of the teacher have %.1f %% of its variance", width, len(moments), 100 * kept)
-    return np.ascontiguousarray(directions[:, ::-1][:, :width], dtype=np.float32)
-
-
-def write_directions(vectors: Path, width: int, output: Path) -> None:
-    """Write the leading directions of the vectors in an npy file as another npy file, atomically."""
-    with atomic_open(output) as file:
-        np.save(file, leading_directions(map_npy(vectors, ndim=2), width))
+    squares, directions = np.linalg.eigh(moments)  # ascending
+    kept = float(squares[-width:].sum() / max(squares.sum(), np.finfo(np.float64).tiny))
+    return np.ascontiguousarray(directions[:, ::-1][:, :width], dtype=np.float32), kept
 
 
 @dataclass(frozen=True)

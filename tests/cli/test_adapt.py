@@ -968,6 +968,7 @@ def test_a_narrow_student_learns_the_vectors_of_the_model(
     mlsm(*command)
     figures = figures_in(output)
     assert figures["after"]["vector_loss"] < 0.9 * figures["before"]["vector_loss"]
+    assert "it learns 64 of 96 directions" in capsys.readouterr().out
     directions = np.load(output / "directions.npy")
     np.testing.assert_allclose(directions.T @ directions, np.eye(64), atol=1e-5)
     vectors = open_sentence_encoder(teacher).vectors(start.joinpath("text.txt").read_text().split("\n")[:5])

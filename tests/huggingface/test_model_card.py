@@ -34,7 +34,7 @@ def test_a_new_model_names_where_its_codes_come_from(facts: CardFacts, tmp_path:
     assert "A new model of the size 4x256, whose targets or tokenizer come from `encoder`." in card
     assert "trained for 1,200 updates" in card
     assert "pipeline_tag: feature-extraction" in card
-    assert "| kl |  | 2.5000 |" in card
+    assert "| kl | nats |  | 2.5000 |" in card
     assert "- seed: 1" in card
 
 
@@ -58,7 +58,7 @@ def test_the_comparison_stands_before_the_settings_once(facts: CardFacts, tmp_pa
     text = card.read_text(encoding="utf-8")
     assert text.count("## Before and after") == 1
     assert "| after | 0.250 (-0.300 to -0.200) |" in text
-    assert text.index("kl |  | 2.5000") < text.index("It got worse.") < text.index("## Settings\n\n- seed: 1")
+    assert text.index("kl | nats |  | 2.5000") < text.index("It got worse.") < text.index("## Settings\n\n- seed: 1")
     assert text.endswith("\n## License\n\nmine\n")
     assert "each of 200 held-out sentences has to find its passage among 300" in text
     add_quality(tmp_path, {"models": models, "sentences": 0, "passages": 0, "lines": 20, "notes": ["left out"]})
@@ -69,6 +69,9 @@ def test_the_comparison_stands_before_the_settings_once(facts: CardFacts, tmp_pa
     text = card.read_text(encoding="utf-8")
     assert "All figures: accuracy of a linear probe." in text
     assert "masked words" not in text
+    unmeasured = {name: {"measures": {}} for name in models}
+    add_quality(tmp_path, {"models": unmeasured, "sentences": 0, "passages": 0, "lines": 6, "notes": ["left out"]})
+    assert "## Before and after\n\nleft out\n" in card.read_text(encoding="utf-8")
     add_quality(tmp_path, {"models": {}, "sentences": 0, "passages": 0, "lines": 0, "notes": ["left out"]})
     assert "It got worse." not in card.read_text(encoding="utf-8")
     card.unlink()

@@ -46,22 +46,24 @@ def test_leading_directions_are_those_of_a_singular_value_decomposition(
     generator = np.random.default_rng(data.draw(st.integers(0, 99)))
     scales = 2.0 ** -np.arange(dim)
     vectors = (generator.normal(size=(number, dim)) * scales).astype(np.float32)
-    directions = leading_directions(vectors, width)
+    directions, kept = leading_directions(vectors, width)
     assert (directions.dtype, directions.shape) == (np.float32, (dim, width))
     np.testing.assert_allclose(directions.T @ directions, np.eye(width), atol=1e-5)
     reduced = vectors @ directions
     lengths = np.linalg.svd(vectors.astype(np.float64), compute_uv=False)
     np.testing.assert_allclose(np.square(reduced).sum(), np.square(lengths[:width]).sum(), rtol=1e-4)
+    assert kept == pytest.approx(np.square(lengths[:width]).sum() / np.square(lengths).sum(), rel=1e-6)
 
 
 def test_zero_vectors_have_directions() -> None:
-    directions = leading_directions(np.zeros((3, 4), np.float32), 2)
+    directions, kept = leading_directions(np.zeros((3, 4), np.float32), 2)
+    assert kept == 0
     np.testing.assert_allclose(directions.T @ directions, np.eye(2), atol=1e-6)
 
 
 def test_a_narrow_model_gets_projections() -> None:
     vectors = np.random.default_rng(1).normal(size=(2, 4)).astype(np.float32)
-    directions = leading_directions(vectors, 2)
+    directions, _ = leading_directions(vectors, 2)
     sentences = SentenceVectors([[5, 6], [7]], vectors, directions=directions)
     np.testing.assert_allclose(sentences[1].vector, vectors[1] @ directions, atol=1e-6)
     assert np.array_equal(SentenceVectors([[5, 6], [7]], vectors)[1].vector, vectors[1])
