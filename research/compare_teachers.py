@@ -237,7 +237,7 @@ class Comparison:
         """The lines with their vectors, for a student of this width."""
         self.once("vectors", self.read_vectors)
         vectors = np.load(self.output / VECTORS, mmap_mode="r")
-        directions, _ = leading_directions(vectors, width)
+        directions = leading_directions(vectors, width)
         return SentenceVectors(self.lines, vectors, directions=directions)
 
     @cached_property

@@ -10,10 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from mlsm_plugin.core.files.atomic_files import PathLike, read_json
+from mlsm_plugin.core.files.atomic_files import PathLike
 from mlsm_plugin.core.files.hf_files import is_hf
-from mlsm_plugin.core.files.json_checks import check_json, fields, list_of
-from mlsm_plugin.core.files.json_checks import text as is_text
 from mlsm_plugin.core.files.progress import Progress
 from mlsm_plugin.core.hidden_states.hf_encoder import (
     load_library_model,
@@ -23,14 +21,14 @@ from mlsm_plugin.core.hidden_states.hf_encoder import (
 )
 from mlsm_plugin.core.machine.devices import Device, default_device
 from mlsm_plugin.huggingface.pretraining_model import head_of
+from mlsm_plugin.huggingface.sentence_modules import pooling_of
+from mlsm_plugin.huggingface.sentence_vectors import pooled_vectors
 
 logger = logging.getLogger(__name__)
 
 BATCH_TOKENS = 8192
 NOT_FINITE = "is damaged, or its training has diverged; not finite are its"
 NO_WORD = -1  # the word number of a token that belongs to no word
-MODULES = list_of(fields({"type": is_text, "path": is_text}))
-POOLINGS = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls"}
 
 
 class SentenceEncoder(ABC):
@@ -81,12 +79,7 @@ class SentenceEncoder(ABC):
             logger.warning("%d of %d texts are longer than the model's positions and are cut", too_long, len(rows))
         vectors: list[Tensor | None] = [None] * len(rows)
         for chosen, tokens in self._batches([row[: self.positions] for row in rows], batch_tokens, what):
-            hidden = self.hidden_states(tokens).float()
-            if self.pooling == "cls":
-                pooled = hidden[:, 0]
-            else:
-                content = tokens.ne(self.pad)[:, :, None]
-                pooled = (hidden * content).sum(dim=1) / content.sum(dim=1)
+            pooled = pooled_vectors(self.hidden_states(tokens).float(), tokens.ne(self.pad), self.pooling)
             for index, vector in zip(chosen, pooled.cpu(), strict=True):
                 vectors[index] = vector
         stacked = torch.stack([vector for vector in vectors if vector is not None])
@@ -264,26 +257,6 @@ def open_sentence_encoder(name: PathLike, device: Device = None) -> SentenceEnco
         return HuggingFaceSentences(name, device)
     check_encoder_names([name])
     return FairseqSentences(name, device)
-
-
-def pooling_of(folder: Path) -> str:
-    """The pooling of a sentence-transformers folder, else ``mean``; ValueError unless it is ``mean`` or ``cls``."""
-    modules = folder / "modules.json"
-    if not modules.is_file():
-        return "mean"
-    for module in check_json(read_json(modules), MODULES, modules):
-        if module["type"].endswith("Pooling"):
-            path = folder / module["path"] / "config.json"
-            if not path.is_file():
-                raise ValueError(f"{modules} names {path}, which does not exist")
-            config = check_json(read_json(path), fields(), path)
-            if config.get("pooling_mode") in POOLINGS.values():  # sentence-transformers 6
-                return str(config["pooling_mode"])
-            modes = [POOLINGS.get(name, name) for name, used in config.items() if used is True and "pooling" in name]
-            if len(modes) == 1 and modes[0] in POOLINGS.values():
-                return modes[0]
-            raise ValueError(f"{folder}: this pooling is not supported: {', '.join(modes)}; supported: mean, cls")
-    return "mean"
 
 
 def words_of_offsets(text: str, offsets: Sequence[tuple[int, int]]) -> list[int]:

@@ -164,6 +164,8 @@ class _Chain:
             steps.append(text.alignment_step())
         if self.settings.objective == VECTORS:
             steps.append(text.vectors_step())
+        if self.setup.narrows_vectors:
+            steps.append(text.directions_step())
         if learning is not None:
             steps.append(self._dictionary_step(learning))
         if learning is not None and self.settings.latent_source == STORE:
@@ -308,7 +310,9 @@ class _Chain:
         elif modules or self.settings.sentence_transformer:
             normalized = any(module["type"].endswith("Normalize") for module in modules)
             width = int(config.hidden_size)
-            write_modules(folder, width=width, max_length=positions_of(config), normalized=normalized)
+            is_new = self.settings.student is not None
+            longest = self.setup.length if is_new else positions_of(config)  # longer texts were never read
+            write_modules(folder, width=width, max_length=longest, normalized=normalized)
 
     def _write_card(self, folder: Path, after: dict[str, float]) -> None:
         trainer = self.parts.trainer

@@ -25,8 +25,9 @@ from mlsm_plugin.huggingface.adaptation_settings import (
     Adaptation,
 )
 from mlsm_plugin.huggingface.kept_states_model import KEEP_WEIGHT
+from mlsm_plugin.huggingface.model_card import name_in_card
 from mlsm_plugin.huggingface.pretraining_sequences import SEQUENCES_OF_GROUP
-from mlsm_plugin.huggingface.sentence_modules import modules_of
+from mlsm_plugin.huggingface.sentence_modules import MEAN, modules_of, pooling_of
 from mlsm_plugin.huggingface.student_model import student_config
 from mlsm_plugin.huggingface.text_sequences import default_max_length
 from mlsm_plugin.huggingface.training import LEARNING_RATE, TrainingSettings
@@ -50,6 +51,7 @@ class AdaptationSetup:
         device: where hidden states, vectors and quality are computed.
         learning: how the dictionary is learned; None: the objective needs none.
         layer: hidden state of the auxiliary model that is coded or predicted.
+        pooling: how the hidden states of the model become the vector of a text.
         narrows_vectors: whether the model is narrower than the teacher whose sentence vectors it learns.
         length: longest sequence in ids.
         keep_weight: weight of the loss that keeps the hidden states of unmasked tokens; 0 or None: there is none.
@@ -70,6 +72,9 @@ class AdaptationSetup:
                 raise ValueError(f"a model of type {self.config.model_type} overflows in bfloat16; pass --bf16 off")
             self.training = replace(self.training, bf16="off")
         self.device = "cpu" if settings.training.cpu else process.device(torch.cuda.device_count())
+        self.pooling = MEAN  # as the folder of a new model says
+        if settings.objective == VECTORS and settings.student is None:
+            self.pooling = pooling_of(self.source)
         self.narrows_vectors = settings.objective == VECTORS and self._teacher_is_wider()
         self.learning: LearningSettings | None = None
         self.layer = 0
@@ -188,7 +193,16 @@ class AdaptationSetup:
         if self.training.lora is not None:
             shown["LoRA"] = f"rank {self.training.lora}, merged"
         if self.settings.objective.startswith("distill"):
-            shown["teacher"] = Path(str(self.settings.teacher_model)).name
+            shown["teacher"] = f"`{name_in_card(str(self.settings.teacher_model))}`"
+        if self.settings.objective == VECTORS:
+            pooled = (
+                "mean of the last hidden states" if self.pooling == MEAN else "last hidden state of its first token"
+            )
+            shown["vector of a text"] = pooled
+        if self.narrows_vectors:
+            shown["directions of the teacher's vectors"] = (
+                f"{self.config.hidden_size}, those along which they are longest"
+            )
         shown["seed"] = self.training.seed
         if self.learning is not None:
             shown["dictionary"] = f"{self.learning.coder}, {self.learning.atoms} atoms, layer {self.learning.layer}"

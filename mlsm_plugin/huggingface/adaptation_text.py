@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from mlsm_plugin.core.files.atomic_files import atomic_open
+from mlsm_plugin.core.files.hf_files import hf_folder
 from mlsm_plugin.core.files.json_checks import JsonObject
 from mlsm_plugin.core.files.npy_files import map_npy
 from mlsm_plugin.core.files.step_record import Step
@@ -19,7 +20,8 @@ from mlsm_plugin.huggingface.adaptation_settings import VECTORS, WITH_AUXILIARY
 from mlsm_plugin.huggingface.adaptation_setup import AdaptationSetup
 from mlsm_plugin.huggingface.aligned_sequences import AlignedSequences, write_aligned
 from mlsm_plugin.huggingface.dataset_text import files_of_dataset, rows_of_dataset, rows_of_files, write_column
-from mlsm_plugin.huggingface.sentence_vectors import leading_directions, write_vectors
+from mlsm_plugin.huggingface.sentence_modules import MEAN, pooling_of
+from mlsm_plugin.huggingface.sentence_vectors import leading_directions, share_kept, write_vectors
 from mlsm_plugin.huggingface.student_model import learn_tokenizer
 from mlsm_plugin.huggingface.text_sequences import write_text_sequences
 from mlsm_plugin.huggingface.token_sequences import TokenSequences
@@ -221,17 +223,17 @@ class AdaptationText:
     def vectors_step(self) -> Step:
         """The step that writes the teacher's vectors of the text."""
         vectors = [self.output / f"{name}.vectors.npy" for name in self.names]
-        outputs = list(vectors)
-        teacher: JsonObject = {"teacher": HuggingFaceSource.fingerprint_of(str(self.settings.teacher_model))}
-        if self.setup.narrows_vectors:
-            outputs.append(self.output / DIRECTIONS)
-            teacher["width"] = self.setup.config.hidden_size
+        name = str(self.settings.teacher_model)
+        teacher = {"teacher": HuggingFaceSource.fingerprint_of(name)}
+        pooling = pooling_of(hf_folder(name))
+        if pooling != MEAN:  # records of earlier versions lack it
+            teacher["pooling"] = pooling
         return Step(
             "vectors",
             self._write_vectors,
             teacher,
             [],
-            outputs,
+            vectors,
             evaluated=self.evaluated_files,
             of_evaluation=vectors[1:],
         )
@@ -249,16 +251,29 @@ class AdaptationText:
                     device=self.setup.device,
                     fp16=self.setup.training.in_bf16,
                 )
-        if self.setup.narrows_vectors:
-            self._write_directions()
+
+    def directions_step(self) -> Step:
+        """The step that finds the directions of the teacher's vectors that a narrower model learns."""
+        width: JsonObject = {"width": self.setup.config.hidden_size}
+        return Step("directions", self._write_directions, width, [], [self.output / DIRECTIONS])
 
     def _write_directions(self) -> None:
-        vectors = map_npy(self.output / "tokens.vectors.npy", ndim=2)
-        width = self.setup.config.hidden_size
-        directions, kept = leading_directions(vectors, width)
+        train, held_out = self.vectors
+        directions = leading_directions(train, self.setup.config.hidden_size)
         with atomic_open(self.output / DIRECTIONS) as file:
             np.save(file, directions)
+        wide, narrow = directions.shape
         print(
-            f"the model is narrower than the teacher: it learns {width} of {vectors.shape[1]} directions, with "
-            f"{100 * kept:.1f} % of the squared lengths"
+            f"the model is narrower than the teacher: it learns {narrow} of {wide} directions, which have "
+            f"{share_kept(held_out, directions):.1%} of the squared lengths of the held-out vectors"
         )
+
+    @property
+    def vectors(self) -> list[np.ndarray]:
+        """The teacher's vectors of both parts; held-out sequences come from the end of the text."""
+        train, _ = self.sequences
+        first = map_npy(self.output / "tokens.vectors.npy", ndim=2)
+        second = first[len(train) :]
+        if self.settings.valid_texts:
+            second = map_npy(self.output / "valid.vectors.npy", ndim=2)
+        return [first[: len(train)], second]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from mlsm_plugin.core.coding.settings import ONLINE, STORE
-from mlsm_plugin.core.files.npy_files import map_npy, read_npy
+from mlsm_plugin.core.files.npy_files import read_npy
 from mlsm_plugin.core.hidden_states.hf_encoder import HuggingFaceEncoder, load_masked_lm, positions_of
 from mlsm_plugin.core.masking.span_groups import SpanRules
 from mlsm_plugin.core.sparse_coding.coder import load_coder
@@ -74,7 +74,7 @@ class TrainerParts:
         if settings.objective == REGRESSION:
             return kind.of(stock, auxiliary=self.encoder)
         if settings.objective == VECTORS:
-            return kind.of(stock, width=self.setup.config.hidden_size)
+            return kind.of(stock, width=self.setup.config.hidden_size, pooling=self.setup.pooling)
         if settings.objective == "distill":
             teacher = load_masked_lm(str(settings.teacher_model))
             return kind.of(stock, teacher=teacher, temperature=settings.temperature)
@@ -157,16 +157,7 @@ class TrainerParts:
         return [PretrainingSequences(sequences, aligned=aligned) for sequences, aligned in pairs]
 
     def _with_vectors(self) -> list[SentenceVectors]:
-        """Both parts of the text with the teacher's vectors; held-out sequences come from the end of the text."""
-        train, valid = self.text.sequences
-        first = map_npy(self.setup.output / "tokens.vectors.npy", ndim=2)
-        second = first[len(train) :]
-        if self.settings.valid_texts:
-            second = map_npy(self.setup.output / "valid.vectors.npy", ndim=2)
-        directions = None
-        if self.setup.narrows_vectors:
-            directions = read_npy(self.setup.output / DIRECTIONS)
-        return [
-            SentenceVectors(train, first[: len(train)], directions=directions),
-            SentenceVectors(valid, second, directions=directions),
-        ]
+        """Both parts of the text with the teacher's vectors."""
+        directions = read_npy(self.setup.output / DIRECTIONS) if self.setup.narrows_vectors else None
+        pairs = zip(self.text.sequences, self.text.vectors, strict=True)
+        return [SentenceVectors(sequences, vectors, directions=directions) for sequences, vectors in pairs]

@@ -9,7 +9,8 @@ from torch import Tensor
 from mlsm_plugin.core.losses.cross_entropy import check_temperature, distillation_kl
 from mlsm_plugin.huggingface.collators import IGNORED
 from mlsm_plugin.huggingface.pretraining_model import Objective, PretrainingModel, head_of, sums_of_rows
-from mlsm_plugin.huggingface.sentence_vectors import mean_vectors
+from mlsm_plugin.huggingface.sentence_modules import CLS, MEAN
+from mlsm_plugin.huggingface.sentence_vectors import pooled_vectors
 
 
 class DistilledModel(PretrainingModel):
@@ -59,19 +60,23 @@ def _logits(model: Any, hidden: Tensor) -> Tensor:
 
 
 class SentenceVectorModel(PretrainingModel):
-    """An encoder that learns a teacher's sentence vectors, means of its last hidden states; tokenizers may differ.
+    """An encoder that learns a teacher's sentence vectors with its own; tokenizers may differ.
 
     The loss is the mean squared error over the entries of a vector. The masked-LM head is not trained.
 
     Args (of :meth:`of` and :meth:`from_pretrained`):
-        width: width of the teacher's vectors; must be equal to the width of the model.
+        width: width of the vectors that are learned; must be equal to the width of the model.
+        pooling: how hidden states become a vector: ``mean``, or ``cls``, the first token's.
     """
 
     trains_head: ClassVar[bool] = False
     figures: ClassVar[tuple[str, ...]] = ("vector_loss", "masked_share")
 
-    def set_objective(self, *, width: int) -> None:
-        """Check the width; ValueError if it is not equal to the width of the model."""
+    def set_objective(self, *, width: int, pooling: str = MEAN) -> None:
+        """Set the options of the class; ValueError if one is out of range."""
+        if pooling not in (MEAN, CLS):
+            raise ValueError(f"pooling must be {MEAN} or {CLS}, got {pooling!r}")
+        self.pooling = pooling
         if width != self.config.hidden_size:
             raise ValueError(
                 f"the vectors are {width} wide, those of the model {self.config.hidden_size}; a narrower model learns "
@@ -81,7 +86,12 @@ class SentenceVectorModel(PretrainingModel):
     def _objective(self, labels: Tensor, *, vectors: Tensor | None = None, **inputs: Tensor) -> Objective:
         if vectors is None:
             raise ValueError("the batch has no vectors; make it with SentenceCollator")
-        student_vectors = mean_vectors(self._encoded(**inputs)[0], inputs["attention_mask"])
+        student_vectors = pooled_vectors(self._encoded(**inputs)[0], inputs["attention_mask"], self.pooling)
+        if vectors.shape != student_vectors.shape:
+            raise ValueError(
+                f"the vectors of the batch have the shape {tuple(vectors.shape)}, those of the model "
+                f"{tuple(student_vectors.shape)}; a narrower model needs SentenceVectors with directions"
+            )
         losses = (student_vectors.float() - vectors.float()).square().mean(dim=1)
         number = torch.ones_like(labels[:, 0])
         return losses.sum(), number.sum(), [losses.detach(), number, torch.zeros_like(number)]

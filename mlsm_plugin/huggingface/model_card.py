@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mlsm_plugin.core.files.atomic_files import PathLike, atomic_open, sha256_of_files
+from mlsm_plugin.core.files.hf_files import HF_PREFIX
 from mlsm_plugin.core.files.json_checks import JsonObject
 from mlsm_plugin.version import __version__
 
@@ -100,12 +101,21 @@ class CardFacts:
     fills_masks: bool
 
 
+def name_in_card(model: str) -> str:
+    """How the card names a model: a hub name, or the end of a path, with the folder above a folder called ``model``."""
+    path = Path(model)
+    if not path.exists():
+        return model.removeprefix(HF_PREFIX)
+    path = path.resolve()
+    return f"{path.parent.name}/{path.name}" if path.name == "model" else path.name
+
+
 def write_card(folder: Path, facts: CardFacts) -> None:
     """Write the card of a model to its folder."""
-    name = Path(facts.model).name or facts.model
+    name = name_in_card(facts.model)
     origin = f"An adaptation of `{name}` to a text."
     if facts.student is not None:
-        origin = f"A new model of the size {facts.student}, whose targets or tokenizer come from `{name}`."
+        origin = f"A new model of the size {facts.student}, made with the help of `{name}`."
     rows = ["| loss | unit | before | after |", "| --- | --- | ---: | ---: |"]
     for loss, value in facts.after.items():
         before = facts.before.get(loss)

@@ -1,5 +1,6 @@
 """The files of sentence-transformers next to a model, which say how hidden states become the vector of a text."""
 
+import logging
 import shutil
 from pathlib import Path
 
@@ -11,6 +12,11 @@ CONFIG_FILES = ("config_sentence_transformers.json", "sentence_bert_config.json"
 CHECK = list_of(fields({"type": text, "path": text}))
 TYPES = "sentence_transformers.models."
 NEW_MODULES = ("Transformer", "Pooling")
+KNOWN_MODULES = (*NEW_MODULES, "Normalize")
+MEAN = "mean"
+CLS = "cls"
+POOLINGS = {"pooling_mode_mean_tokens": MEAN, "pooling_mode_cls_token": CLS}
+logger = logging.getLogger(__name__)
 
 
 def modules_of(folder: Path) -> list[JsonObject]:
@@ -26,6 +32,33 @@ def modules_of(folder: Path) -> list[JsonObject]:
         if module["path"] and Path(module["path"]).name != module["path"]:
             raise ValueError(f"{path} names the folder {module['path']!r}, which is not in {folder}")
     return modules
+
+
+def pooling_of(folder: Path) -> str:
+    """The pooling of a sentence-transformers folder, else ``mean``; ValueError unless it is ``mean`` or ``cls``.
+
+    Warns of other modules, such as a Dense layer behind the pooling, which this package does not apply.
+    """
+    pooling = MEAN
+    for module in modules_of(folder):
+        kind = module["type"].rpartition(".")[2]
+        if kind == "Pooling":
+            pooling = _pooling_in(folder, folder / module["path"] / "config.json")
+        elif kind not in KNOWN_MODULES:
+            logger.warning("%s has a module %s, which is left out here: its vectors are others", folder, kind)
+    return pooling
+
+
+def _pooling_in(folder: Path, path: Path) -> str:
+    if not path.is_file():
+        raise ValueError(f"{folder / MODULES_FILE} names {path}, which does not exist")
+    config = check_json(read_json(path), fields(), path)
+    if config.get("pooling_mode") in POOLINGS.values():  # sentence-transformers 6
+        return str(config["pooling_mode"])
+    modes = [POOLINGS.get(name, name) for name, used in config.items() if used is True and "pooling" in name]
+    if len(modes) == 1 and modes[0] in POOLINGS.values():
+        return modes[0]
+    raise ValueError(f"{folder}: this pooling is not supported: {', '.join(modes)}; supported: mean, cls")
 
 
 def copy_modules(source: Path, folder: Path) -> None:

@@ -974,7 +974,9 @@ def test_a_narrow_student_learns_the_vectors_of_the_model(
     vectors = open_sentence_encoder(teacher).vectors(start.joinpath("text.txt").read_text().split("\n")[:5])
     reduced = vectors @ directions @ directions.T
     assert np.square(reduced - vectors).sum() < 0.2 * np.square(vectors).sum()
-    assert "- teacher: teacher" in (output / "model" / "README.md").read_text(encoding="utf-8")
+    card = (output / "model" / "README.md").read_text(encoding="utf-8")
+    assert "- teacher: `teacher`" in card
+    assert "- directions of the teacher's vectors: 64, those" in card
     weights = (output / "model" / "model.safetensors").read_bytes()
     shutil.rmtree(output / "model")
     (output / "quality.json").unlink()

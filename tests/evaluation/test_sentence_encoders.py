@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +16,6 @@ from mlsm_plugin.evaluation.sentence_encoders import (
     HuggingFaceSentences,
     check_encoder_names,
     open_sentence_encoder,
-    pooling_of,
     words_of_offsets,
     words_of_pieces,
 )
@@ -87,29 +85,6 @@ def test_long_texts_are_cut_and_their_words_not_counted(
     assert encoder.masked_word_losses([long], [[199]]) == [(0.0, 0, 0)]
 
 
-@pytest.mark.parametrize(
-    ("config", "pooling"),
-    [
-        ({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}, "cls"),
-        ({"pooling_mode_cls_token": False, "pooling_mode_mean_tokens": True}, "mean"),
-        ({"pooling_mode": "cls"}, "cls"),
-    ],
-)
-def test_the_pooling_is_that_of_the_folder(tmp_path: Path, config: dict[str, object], pooling: str) -> None:
-    assert pooling_of(tmp_path) == "mean"
-    modules = [
-        {"path": "", "type": "sentence_transformers.models.Transformer"},
-        {"path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
-    ]
-    (tmp_path / "modules.json").write_text(json.dumps(modules))
-    (tmp_path / "1_Pooling").mkdir()
-    (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps(config))
-    assert pooling_of(tmp_path) == pooling
-    (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_max_tokens": True}))
-    with pytest.raises(ValueError, match="pooling_mode_max_tokens"):
-        pooling_of(tmp_path)
-
-
 @given(st.text(max_size=30))
 def test_characters_are_in_the_words_of_split(text: str) -> None:
     words = text.split()
@@ -146,18 +121,3 @@ def test_values_that_are_not_finite_are_no_figures(tiny: TinyData, tmp_path: Pat
         encoder.vectors(TEXTS)
     with pytest.raises(ValueError, match="not finite are its losses"):
         encoder.masked_word_losses(TEXTS, [[0], [0], [0]])
-
-
-@pytest.mark.parametrize(
-    ("modules", "problem"),
-    [
-        ("x", "is not valid JSON"),
-        ('["a"]', "is not a dictionary"),
-        ('[{"type": "a.Pooling"}]', "path"),
-        ('[{"type": "a.Pooling", "path": "nowhere"}]', "which does not exist"),
-    ],
-)
-def test_a_damaged_list_of_modules_is_one_line(tmp_path: Path, modules: str, problem: str) -> None:
-    (tmp_path / "modules.json").write_text(modules)
-    with pytest.raises(ValueError, match=f"modules.json.*{problem}"):
-        pooling_of(tmp_path)

@@ -8,14 +8,22 @@ from pathlib import Path
 import pytest
 
 from mlsm_plugin.huggingface.adaptation_settings import MODELS
-from mlsm_plugin.huggingface.model_card import PAPERS, WITH_KEPT_VECTORS, CardFacts, add_quality, write_card
+from mlsm_plugin.huggingface.model_card import (
+    PAPERS,
+    WITH_KEPT_VECTORS,
+    CardFacts,
+    add_quality,
+    name_in_card,
+    write_card,
+)
 
 
 @pytest.fixture
 def facts(tmp_path: Path) -> CardFacts:
     (tmp_path / "text.txt").write_text("a name", encoding="utf-8")
+    (tmp_path / "encoder").mkdir()
     return CardFacts(
-        model="folder/encoder",
+        model=str(tmp_path / "encoder"),
         student="4x256",
         objective="mlsm",
         updates=1200,
@@ -31,11 +39,18 @@ def test_a_new_model_names_where_its_codes_come_from(facts: CardFacts, tmp_path:
     write_card(tmp_path, facts)
     card = (tmp_path / "README.md").read_text(encoding="utf-8")
     assert "# 4x256 from encoder" in card
-    assert "A new model of the size 4x256, whose targets or tokenizer come from `encoder`." in card
+    assert "A new model of the size 4x256, made with the help of `encoder`." in card
     assert "trained for 1,200 updates" in card
     assert "pipeline_tag: feature-extraction" in card
     assert "| kl | nats |  | 2.5000 |" in card
     assert "- seed: 1" in card
+
+
+def test_a_model_has_a_name_that_tells_it_apart(tmp_path: Path) -> None:
+    (tmp_path / "small" / "model").mkdir(parents=True)
+    assert name_in_card(str(tmp_path / "small")) == "small"
+    assert name_in_card(str(tmp_path / "small" / "model")) == "small/model"
+    assert name_in_card("hf:sentence-transformers/all-MiniLM-L6-v2") == "sentence-transformers/all-MiniLM-L6-v2"
 
 
 def test_every_objective_has_a_paper(facts: CardFacts, tmp_path: Path) -> None:

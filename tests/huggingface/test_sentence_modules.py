@@ -9,8 +9,8 @@ import pytest
 import torch
 from transformers import AutoModel, AutoTokenizer
 
-from mlsm_plugin.evaluation.sentence_encoders import open_sentence_encoder, pooling_of
-from mlsm_plugin.huggingface.sentence_modules import copy_modules, modules_of, write_modules
+from mlsm_plugin.evaluation.sentence_encoders import open_sentence_encoder
+from mlsm_plugin.huggingface.sentence_modules import copy_modules, modules_of, pooling_of, write_modules
 from tests.tiny_hf_models import make_model
 
 
@@ -50,3 +50,51 @@ def test_a_module_outside_of_the_folder_is_refused(model: Path, path: str) -> No
     (model / "modules.json").write_text(json.dumps([{"type": "Pooling", "path": path}]), encoding="utf-8")
     with pytest.raises(ValueError, match="which is not in"):
         modules_of(model)
+
+
+@pytest.mark.parametrize(
+    ("config", "pooling"),
+    [
+        ({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}, "cls"),
+        ({"pooling_mode_cls_token": False, "pooling_mode_mean_tokens": True}, "mean"),
+        ({"pooling_mode": "cls"}, "cls"),
+    ],
+)
+def test_the_pooling_is_that_of_the_folder(tmp_path: Path, config: dict[str, object], pooling: str) -> None:
+    assert pooling_of(tmp_path) == "mean"
+    modules = [
+        {"path": "", "type": "sentence_transformers.models.Transformer"},
+        {"path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
+    ]
+    (tmp_path / "modules.json").write_text(json.dumps(modules))
+    (tmp_path / "1_Pooling").mkdir()
+    (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps(config))
+    assert pooling_of(tmp_path) == pooling
+    (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_max_tokens": True}))
+    with pytest.raises(ValueError, match="pooling_mode_max_tokens"):
+        pooling_of(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("modules", "problem"),
+    [
+        ("x", "is not valid JSON"),
+        ('["a"]', "is not a dictionary"),
+        ('[{"type": "a.Pooling"}]', "path"),
+        ('[{"type": "a.Pooling", "path": "nowhere"}]', "which does not exist"),
+    ],
+)
+def test_a_damaged_list_of_modules_is_one_line(tmp_path: Path, modules: str, problem: str) -> None:
+    (tmp_path / "modules.json").write_text(modules)
+    with pytest.raises(ValueError, match=f"modules.json.*{problem}"):
+        pooling_of(tmp_path)
+
+
+def test_a_module_that_is_left_out_is_named(model: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write_modules(model, width=32, max_length=20, normalized=True)
+    assert pooling_of(model) == "mean"
+    assert not caplog.records
+    modules = [*modules_of(model), {"type": "sentence_transformers.models.Dense", "path": "3_Dense"}]
+    (model / "modules.json").write_text(json.dumps(modules), encoding="utf-8")
+    assert pooling_of(model) == "mean"
+    assert "has a module Dense, which is left out here" in caplog.text

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import math
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -13,10 +15,12 @@ from hypothesis import strategies as st
 from transformers import AutoModel, AutoTokenizer
 
 from mlsm_plugin.huggingface import MaskedLmModel, SentenceVectorModel
+from mlsm_plugin.huggingface.sentence_modules import write_modules
 from mlsm_plugin.huggingface.sentence_vectors import (
     SentenceCollator,
     SentenceVectors,
     leading_directions,
+    share_kept,
     write_vectors,
 )
 from mlsm_plugin.huggingface.text_sequences import write_text_sequences
@@ -46,7 +50,8 @@ def test_leading_directions_are_those_of_a_singular_value_decomposition(
     generator = np.random.default_rng(data.draw(st.integers(0, 99)))
     scales = 2.0 ** -np.arange(dim)
     vectors = (generator.normal(size=(number, dim)) * scales).astype(np.float32)
-    directions, kept = leading_directions(vectors, width)
+    directions = leading_directions(vectors, width)
+    kept = share_kept(vectors, directions)
     assert (directions.dtype, directions.shape) == (np.float32, (dim, width))
     np.testing.assert_allclose(directions.T @ directions, np.eye(width), atol=1e-5)
     reduced = vectors @ directions
@@ -56,14 +61,15 @@ def test_leading_directions_are_those_of_a_singular_value_decomposition(
 
 
 def test_zero_vectors_have_directions() -> None:
-    directions, kept = leading_directions(np.zeros((3, 4), np.float32), 2)
-    assert kept == 0
+    zeros = np.zeros((3, 4), np.float32)
+    directions = leading_directions(zeros, 2)
+    assert share_kept(zeros, directions) == 1
     np.testing.assert_allclose(directions.T @ directions, np.eye(2), atol=1e-6)
 
 
 def test_a_narrow_model_gets_projections() -> None:
     vectors = np.random.default_rng(1).normal(size=(2, 4)).astype(np.float32)
-    directions, _ = leading_directions(vectors, 2)
+    directions = leading_directions(vectors, 2)
     sentences = SentenceVectors([[5, 6], [7]], vectors, directions=directions)
     np.testing.assert_allclose(sentences[1].vector, vectors[1] @ directions, atol=1e-6)
     assert np.array_equal(SentenceVectors([[5, 6], [7]], vectors)[1].vector, vectors[1])
@@ -98,6 +104,20 @@ def test_vectors_are_the_means_of_the_library(made: Path, tmp_path: Path, caplog
     assert not (tmp_path / "other.npy").exists()
 
 
+def test_a_teacher_is_pooled_as_its_folder_says(made: Path, tmp_path: Path) -> None:
+    text, student = made / "text.txt", made / "student"
+    sentences, _ = write_text_sequences([text], student, tmp_path / "tokens", max_length=24, apart=True)
+    teacher = tmp_path / "teacher"
+    shutil.copytree(made / "teacher", teacher)
+    write_modules(teacher, width=32, max_length=60)
+    (teacher / "1_Pooling" / "config.json").write_text('{"pooling_mode_cls_token": true}', encoding="utf-8")
+    write_vectors([text], sentences, student, teacher, tmp_path / "vectors.npy", device="cpu")
+    batch = AutoTokenizer.from_pretrained(teacher)(text.read_text(encoding="utf-8").split("\n")[0], return_tensors="pt")
+    with torch.no_grad():
+        first = AutoModel.from_pretrained(teacher).eval()(**batch).last_hidden_state[0, 0]
+    np.testing.assert_allclose(np.load(tmp_path / "vectors.npy")[0], first.numpy(), atol=1e-5)
+
+
 def test_a_teacher_that_cannot_read_the_text_is_refused(
     made: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -128,6 +148,11 @@ def test_the_student_learns_the_vectors() -> None:
     with torch.no_grad():
         means = [stock.bert(torch.tensor(own[None])).last_hidden_state[0].mean(dim=0) for own in ids]
     expected = float((torch.stack(means) - torch.from_numpy(data.vectors)).square().mean())
+    with torch.no_grad():
+        firsts = [stock.bert(torch.tensor(own[None])).last_hidden_state[0, 0] for own in ids]
+    first_error = float((torch.stack(firsts) - torch.from_numpy(data.vectors)).square().mean())
+    of_firsts = SentenceVectorModel.of(tiny_bert(1), width=32, pooling="cls")
+    assert float(of_firsts.eval()(**batch)["loss"].detach()) == pytest.approx(first_error, rel=1e-4)
     model = SentenceVectorModel.of(tiny_bert(1), width=32)
     found = model.eval()(**batch)
     assert float(found["loss"]) == pytest.approx(expected, rel=1e-4)
@@ -150,6 +175,37 @@ def test_what_does_not_fit_is_refused() -> None:
         SentenceVectorModel.of(tiny_bert(), width=48)
     with pytest.raises(ValueError, match="there are 3 sentences and 2 vectors"):
         SentenceVectors(random_ids(3), np.zeros((2, 4), np.float32))
+    with pytest.raises(ValueError, match=r"directions of shape \(3, 4\) are not for vectors of shape \(3, 4\)"):
+        SentenceVectors(random_ids(3), np.zeros((3, 4), np.float32), directions=np.zeros((3, 4), np.float32))
+    with pytest.raises(ValueError, match="pooling must be mean or cls, got 'max'"):
+        SentenceVectorModel.of(tiny_bert(), width=32, pooling="max")
+    data = SentenceVectors(random_ids(2), np.zeros((2, 1), np.float32))
+    batch = SentenceCollator(make_tokenizer())([data[0], data[1]])
+    with pytest.raises(ValueError, match=r"have the shape \(2, 1\), those of the model \(2, 32\)"):
+        SentenceVectorModel.of(tiny_bert(), width=32)(**batch)
+
+
+@pytest.mark.parametrize(
+    ("vectors", "width", "problem"),
+    [
+        (np.ones((3, 4)), 0, "have no 0 directions"),
+        (np.ones((3, 4)), -1, "have no -1 directions"),
+        (np.ones((3, 4)), 5, "have no 5 directions"),
+        (np.ones((0, 4)), 2, "have no 2 directions"),
+        (np.ones(4), 2, "have no 2 directions"),
+        (np.array([[1, math.nan]]), 1, "a vector is not finite"),
+    ],
+)
+def test_vectors_without_directions_are_refused(vectors: np.ndarray, width: int, problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        leading_directions(vectors, width)
+
+
+def test_too_few_vectors_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    leading_directions(np.eye(3, 4), 3)
+    assert not caplog.records
+    leading_directions(np.eye(2, 4), 3)
+    assert "2 vectors do not determine 3 directions" in caplog.text
 
 
 def test_padding_is_no_part_of_a_sentence() -> None:

@@ -75,7 +75,7 @@ def hf_folder(name: PathLike, *, weights: bool = False) -> Path:
     if name and folder.is_dir():
         return folder
     if not name or folder.exists() or name.startswith((".", "/", "~")) or name.count("/") > 1:
-        raise ValueError(f"{name or HF_PREFIX} is not a folder of a Hugging Face model; pass hf:FOLDER or hf:HUB-NAME")
+        raise ValueError(f"{name or HF_PREFIX} is not a folder of a Hugging Face model; pass a folder or a hub name")
     import_transformers()
     try:
         return _snapshot(name, weights=weights)
