@@ -10,8 +10,11 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
+import numpy as np
+import torch
 import transformers
 from packaging.version import Version
+from torch import Tensor
 from torch.utils.data import DataLoader, RandomSampler, Sampler
 from transformers import Trainer, TrainerState, TrainingArguments
 
@@ -19,7 +22,11 @@ from mlsm_plugin.core.masking.masked_share import samples_to_look_at
 from mlsm_plugin.huggingface.checked_parts import with_inner
 from mlsm_plugin.huggingface.pretraining_model import objective_name
 from mlsm_plugin.huggingface.pretraining_sequences import Samples, order_of_epoch
+from mlsm_plugin.huggingface.sentence_vectors import SentenceVectors
 
+BATCHES_OF_GROUP = 50  # whose samples are sorted by length together
+ORDER = "order of the samples"
+RANDOM = "random"  # also that of checkpoints that do not record it
 SAMPLES = "samples of mlsm_plugin"  # key in the state of the Trainer, next to names of callbacks
 TARGETS = "targets of mlsm_plugin"
 logger = logging.getLogger(__name__)
@@ -30,19 +37,49 @@ RESUMES_SMALLER_UPDATES = "4.57"  # first version of transformers that resumes t
 class EpochOrder(Sampler[int]):
     """A random order of ``number`` samples that depends only on the seed and the epoch.
 
-    ``epoch`` is called at the start of each pass over the samples, and returns the epoch.
+    Args:
+        number: the number of samples.
+        seed: seed of the order.
+        epoch: called at the start of each pass over the samples; returns the epoch.
+        lengths: lengths ``(number,)`` of the samples; with these, batches have samples of similar lengths, which saves
+            padding. None: they are not regarded.
+        batch_size: number of samples of a batch on a device.
     """
 
-    def __init__(self, number: int, *, seed: int, epoch: Callable[[], int]) -> None:
+    def __init__(
+        self, number: int, *, seed: int, epoch: Callable[[], int], lengths: Tensor | None = None, batch_size: int = 1
+    ) -> None:
         self.number = number
         self.seed = seed
         self.epoch = epoch
+        self.lengths = lengths
+        self.batch_size = batch_size
 
     def __len__(self) -> int:
         return self.number
 
     def __iter__(self) -> Iterator[int]:
-        yield from order_of_epoch(self.number, self.seed, self.epoch()).tolist()
+        epoch = self.epoch()
+        order = order_of_epoch(self.number, self.seed, epoch)
+        if self.lengths is not None:
+            order = grouped_by_length(order, self.lengths, self.batch_size, seed=self.seed + epoch)
+        yield from order.tolist()
+
+
+def grouped_by_length(order: Tensor, lengths: Tensor, batch_size: int, *, seed: int) -> Tensor:
+    """An order ``(n,)`` of samples with the given ``lengths`` ``(n,)``, whose batches have samples of similar lengths.
+
+    Samples are sorted within groups of 50 batches, and the batches of a group are in random order. A last batch that
+    is smaller stays the last.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    parts = []
+    for group in order.split(batch_size * BATCHES_OF_GROUP):
+        batches = group[lengths[group].argsort(stable=True)].split(batch_size)
+        whole = len(group) // batch_size
+        numbers = [*torch.randperm(whole, generator=generator).tolist(), *range(whole, len(batches))]
+        parts += [batches[number] for number in numbers]
+    return torch.cat(parts) if parts else order
 
 
 def order_by_epoch(trainer: Trainer) -> None:
@@ -67,13 +104,24 @@ def order_by_epoch(trainer: Trainer) -> None:
         sampler = getattr(batches, "sampler", None)
         if batches is not None and isinstance(sampler, RandomSampler):
             batches.sampler = EpochOrder(
-                len(sampler), seed=seed_of_order(trainer.args), epoch=lambda: epoch_of(trainer.state)
+                len(sampler),
+                seed=seed_of_order(trainer.args),
+                epoch=lambda: epoch_of(trainer.state),
+                lengths=lengths_of(trainer.train_dataset),
+                batch_size=batches.batch_size,
             )
         elif masks_change:
             raise ValueError("with mask_prob_end, the Trainer must take the samples in its usual random order")
         return loader
 
     trainer.get_train_dataloader = get_train_dataloader  # type: ignore[method-assign]
+
+
+def lengths_of(dataset: object) -> Tensor | None:
+    """The lengths ``(n,)`` of sentences, by which a Trainer groups them; None for other samples, which are packed."""
+    if not isinstance(dataset, SentenceVectors):
+        return None
+    return torch.from_numpy(np.diff(dataset.sequences.starts))
 
 
 def epoch_of(state: TrainerState) -> int:
@@ -113,6 +161,7 @@ def samples_record(arguments: TrainingArguments, dataset: object, model: object)
     return {
         "number of samples of an update": samples_of_update(arguments),
         "seed of the order": seed_of_order(arguments),
+        ORDER: RANDOM if lengths_of(dataset) is None else "random, in batches of similar lengths",
         "objective of the model": objective_name(model),  # in earlier checkpoints, "objective" was the stock class
         "text": text.hexdigest()[:12],
     }
@@ -136,9 +185,10 @@ def check_same_samples(state: TrainerState, record: dict[str, object], updates: 
     saved = records.get(SAMPLES, {})
     within_epoch = (state.epoch or 0) % 1 > 0 or state.global_step % max(1, updates) > 0
     for name, now in record.items():
-        if within_epoch and state.global_step and saved.get(name, now) != now:
+        before = saved.get(name, RANDOM if name == ORDER else now)
+        if within_epoch and state.global_step and before != now:
             raise ValueError(
-                f"the {name} was {saved[name]} and is {now} now, but the training was stopped within an epoch, so its "
+                f"the {name} was {before} and is {now} now, but the training was stopped within an epoch, so its "
                 "place in the text is not known; resume it as it was begun, or begin a new training with the model of "
                 "the checkpoint"
             )

@@ -10,15 +10,28 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from packaging.requirements import Requirement
 from safetensors.torch import load_file
 from torch.utils.data import ConcatDataset, DataLoader, SequentialSampler, Subset
-from transformers import AutoModelForMaskedLM, AutoTokenizer, Trainer, TrainerCallback, TrainingArguments
+from transformers import AutoModelForMaskedLM, AutoTokenizer, Trainer, TrainerCallback, TrainerState, TrainingArguments
 
 from mlsm_plugin.core.files.hf_files import save_pretrained
-from mlsm_plugin.huggingface import MaskedLmCollator, MaskedLmModel, Masking, PretrainingSequences, epoch_order, prepare
+from mlsm_plugin.huggingface import (
+    MaskedLmCollator,
+    MaskedLmModel,
+    Masking,
+    PretrainingSequences,
+    SentenceCollator,
+    SentenceVectorModel,
+    SentenceVectors,
+    epoch_order,
+    prepare,
+)
 from mlsm_plugin.huggingface.epoch_order import EpochOrder, check_resumable, order_by_epoch
 from tests.attacks.killed_runs import assert_equal
 from tests.conftest import REPOSITORY, made_once
@@ -139,6 +152,51 @@ def test_the_order_depends_on_the_seed_and_the_epoch_only() -> None:
     epoch = 1
     assert {name: list(order) for name, order in orders.items()} != first
     assert len(orders[1, 0]) == 30
+
+
+@given(
+    number=st.integers(0, 700), batch_size=st.integers(1, 20), seed=st.integers(0, 9), longest=st.sampled_from([1, 30])
+)
+def test_batches_of_similar_lengths_have_every_sample_once(
+    number: int, batch_size: int, seed: int, longest: int
+) -> None:
+    lengths = torch.randint(1, longest + 1, (number,), generator=torch.Generator().manual_seed(seed))
+    grouped = EpochOrder(number, seed=seed, epoch=lambda: 2, lengths=lengths, batch_size=batch_size)
+    order = list(grouped)
+    assert sorted(order) == list(range(number))
+    assert list(grouped) == order
+    plain = list(EpochOrder(number, seed=seed, epoch=lambda: 2))
+    assert padded_length(lengths[order], batch_size) <= padded_length(lengths[plain], batch_size)
+    of_group = 50 * batch_size
+    for first in range(0, number, of_group):
+        assert set(order[first : first + of_group]) == set(plain[first : first + of_group])
+
+
+def padded_length(lengths: torch.Tensor, batch_size: int) -> int:
+    return sum(int(batch.max()) * len(batch) for batch in lengths.split(batch_size) if len(batch))
+
+
+def test_sentences_are_grouped_by_length(tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    ids = [rng.integers(5, 60, length) for length in rng.integers(1, 40, 400)]
+    data = SentenceVectors(ids, np.zeros((400, 32), np.float32))
+    options = TrainingArguments(str(tmp_path), per_device_train_batch_size=8, report_to=[], use_cpu=True)
+    model = SentenceVectorModel.of(tiny_bert(), width=32)
+    trainer = prepare(Trainer(model, options, data_collator=SentenceCollator(make_tokenizer()), train_dataset=data))
+    spreads = [
+        int(batch["attention_mask"].sum(1).max() - batch["attention_mask"].sum(1).min())
+        for batch in trainer.get_train_dataloader()
+    ]
+    assert len(spreads) == 50
+    assert max(spreads) <= 4
+    record = epoch_order.samples_record(trainer.args, data, model)
+    state = TrainerState(epoch=0.5, global_step=25)
+    state.stateful_callbacks[epoch_order.SAMPLES] = {**record}
+    epoch_order.check_same_samples(state, record, 50)
+    earlier = {name: value for name, value in record.items() if name != epoch_order.ORDER}
+    state.stateful_callbacks[epoch_order.SAMPLES] = earlier
+    with pytest.raises(ValueError, match="the order of the samples was random and is random, in batches of similar"):
+        epoch_order.check_same_samples(state, record, 50)
 
 
 def test_another_order_stays(tmp_path: Path) -> None:
