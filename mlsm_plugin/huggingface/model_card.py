@@ -103,10 +103,10 @@ class CardFacts:
 
 def name_in_card(model: str) -> str:
     """How the card names a model: a hub name, or the end of a path, with the folder above a folder called ``model``."""
-    path = Path(model)
-    if not path.exists():
-        return model.removeprefix(HF_PREFIX)
-    path = path.resolve()
+    name = model.removeprefix(HF_PREFIX)
+    if not Path(name).exists():
+        return name
+    path = Path(name).resolve()
     return f"{path.parent.name}/{path.name}" if path.name == "model" else path.name
 
 
@@ -119,9 +119,8 @@ def write_card(folder: Path, facts: CardFacts) -> None:
     rows = ["| loss | unit | before | after |", "| --- | --- | ---: | ---: |"]
     for loss, value in facts.after.items():
         before = facts.before.get(loss)
-        rows.append(
-            f"| {loss} | {UNITS.get(loss, 'nats')} | {'' if before is None else f'{before:.4f}'} | {value:.4f} |"
-        )
+        begin = "" if before is None else f"{before:.4f}"
+        rows.append(f"| {loss} | {UNITS.get(loss, 'nats')} | {begin} | {value:.4f} |")
     card = TEXT.format(
         task="fill-mask" if facts.fills_masks else "feature-extraction",
         title=f"{name}, {facts.objective}" if facts.student is None else f"{facts.student} from {name}",

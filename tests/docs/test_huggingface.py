@@ -63,12 +63,17 @@ def test_the_commands_adapt_a_model_alone_and_in_ranks(folder: Path) -> None:
 
 
 def test_a_small_encoder_comes_out_of_a_published_one(folder: Path) -> None:
-    train, inspect, evaluate, _ = bash_blocks(read("docs/small_encoder.md"))
+    train, vectors, inspect, evaluate, _ = bash_blocks(read("docs/small_encoder.md"))
     assert "--student 4x256 --vocab-size" in train
     assert "mlsm adapt MODEL --student 4x256 --vocab-size" in read("README.md")
-    train = train.replace("TEACHER", "MODEL").replace("4x256", "1x64").replace("8000", "300")
-    train = train.replace("valid.txt", "train.txt")
-    run_in(folder, f"{train.strip()} --atoms 40 --k 4 --tokens 500 --updates 2 --batch-size 4 --cpu")
+    train, vectors = (
+        command.replace("TEACHER", "MODEL").replace("8000", "300").replace("valid.txt", "train.txt").strip()
+        for command in (train, vectors)
+    )
+    small = train.replace("4x256", "1x64")
+    run_in(folder, f"{small} --atoms 40 --k 4 --tokens 500 --updates 2 --batch-size 4 --cpu")
+    narrow = vectors.replace("4x256", "1x16")
+    assert "it learns 16 of 32 directions" in run_in(folder, f"{narrow} --updates 2 --batch-size 4 --cpu")
     assert "40 atoms" in run_in(folder, inspect)
     for name in ("train.tsv", "test.tsv"):
         lines = [f"{label}\tthe {word} of a value" for label, word in (("0", "name"), ("1", "class"))] * 4

@@ -50,6 +50,7 @@ def test_a_model_has_a_name_that_tells_it_apart(tmp_path: Path) -> None:
     (tmp_path / "small" / "model").mkdir(parents=True)
     assert name_in_card(str(tmp_path / "small")) == "small"
     assert name_in_card(str(tmp_path / "small" / "model")) == "small/model"
+    assert name_in_card(f"hf:{tmp_path}/small") == "small"
     assert name_in_card("hf:sentence-transformers/all-MiniLM-L6-v2") == "sentence-transformers/all-MiniLM-L6-v2"
 
 
