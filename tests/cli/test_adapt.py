@@ -91,8 +91,11 @@ def test_a_stock_model_becomes_an_adapted_stock_model(start: Path, tmp_path: Pat
     assert (set(info["missing_keys"]), set(info["unexpected_keys"])) == (set(), set())
     card = (tmp_path / "out" / "model" / "README.md").read_text(encoding="utf-8")
     assert "pipeline_tag: fill-mask" in card
-    assert "An adaptation of `model` to a text. It was trained for 60 updates with masked latent semantic" in card
-    assert f"| mlm_loss | {figures['before']['mlm_loss']:.4f} | {figures['after']['mlm_loss']:.4f} |" in card
+    assert (
+        f"An adaptation of `{start.name}/model` to a text. It was trained for 60 updates with masked latent semantic"
+        in card
+    )
+    assert f"| mlm_loss | nats | {figures['before']['mlm_loss']:.4f} | {figures['after']['mlm_loss']:.4f} |" in card
     assert f"| text.txt | `{sha256_of_files(start / 'text.txt')}` |" in card
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out" / "model")
     assert bool(model(**tokenizer("a film", return_tensors="pt")).logits.isfinite().all())
@@ -166,7 +169,7 @@ def test_another_valid_text_repeats_the_evaluation_alone(
     assert all(first[when]["mlm_loss"] != second[when]["mlm_loss"] for when in ("before", "after"))
     assert sha256_of_files(output / "model" / "model.safetensors") == weights
     card = (output / "model" / "README.md").read_text(encoding="utf-8")
-    assert f"| mlm_loss | {second['before']['mlm_loss']:.4f} | {second['after']['mlm_loss']:.4f} |" in card
+    assert f"| mlm_loss | nats | {second['before']['mlm_loss']:.4f} | {second['after']['mlm_loss']:.4f} |" in card
     assert (output / "held_out.txt").read_text(encoding="utf-8") == other.read_text(encoding="utf-8")
     fresh = tmp_path / "fresh"
     mlsm(*words(start, fresh, objective=objective), "--valid", other)
