@@ -440,7 +440,7 @@ def table(comparison: Comparison) -> str:
     args = comparison.args
     rows = {name: _results(comparison, name, "") for name in args.rows}
     rows = {name: results for name, results in rows.items() if results}
-    measures = list(next(iter(rows.values()))[0]["measures"])
+    measures = list(dict.fromkeys(measure for results in rows.values() for measure in results[0]["measures"]))
     tasks = [Path(train).parent.name for train, _ in args.labelled]
     pairs = [Path(path).stem for path in args.pairs]
     header = ["row", "updates", "minutes", *measures, *(f"{task}, fine-tuned" for task in tasks), *pairs]
@@ -494,9 +494,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--latent-weight", type=float, default=1.0)
     parser.add_argument("--regression-weight", type=float, default=1.0)
     parser.add_argument("--epochs", type=int, default=4, help="of fine-tuning; 0: none (default: 4)")
-    parser.add_argument(
-        "--pairs", nargs="+", default=[], metavar="JSONL", help="minimal pairs, as `mlsm evaluate pairs`"
-    )
+    parser.add_argument("--pairs", nargs="+", default=[], metavar="JSONL", help="minimal pairs in BLiMP's format")
     parser.add_argument("--finetuning-rate", type=float, default=3e-4)
     return parser.parse_args()
 
