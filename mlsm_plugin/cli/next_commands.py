@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from mlsm_plugin.core.files.atomic_files import PathLike
 from mlsm_plugin.core.hidden_states.settings import BlockSettings
 from mlsm_plugin.core.text.text_files import read_text
+from mlsm_plugin.huggingface.sentence_modules import CLS, pooling_of
 
 if TYPE_CHECKING:
     from mlsm_plugin.core.coding.split_coder import CodingSettings
@@ -37,7 +38,8 @@ def filling_command(model: PathLike, text: PathLike) -> str:
 def similarity_command(model: PathLike, text: PathLike, *, is_sentence_transformer: bool) -> str:
     """The command that prints the cosine of the vectors of two sentences of ``text``.
 
-    The command opens a sentence-transformers folder with that library; otherwise, a vector is a mean of hidden states.
+    The command opens a sentence-transformers folder with that library; otherwise, a vector is a mean of hidden states,
+    or the first of them, if the folder says so.
     """
     first, second = map(_literal, example_sentences(text))
     if is_sentence_transformer:
@@ -47,7 +49,8 @@ def similarity_command(model: PathLike, text: PathLike, *, is_sentence_transform
             f"from sentence_transformers import SentenceTransformer; {model_of}; print(model.similarity({vectors}))"
         )
     encode = f'encode = pipeline("feature-extraction", {_literal(model)}, return_tensors=True)'
-    vectors = f"encode({first})[0].mean(0), encode({second})[0].mean(0)"
+    pooled = "[0, 0]" if pooling_of(Path(model)) == CLS else "[0].mean(0)"
+    vectors = f"encode({first}){pooled}, encode({second}){pooled}"
     return _python(
         f"import torch; from transformers import pipeline; {encode}; print(torch.cosine_similarity({vectors}, dim=0))"
     )

@@ -8,6 +8,7 @@ import torch
 
 from mlsm_plugin.core.coding.coder_learning import LASSO, LearningSettings
 from mlsm_plugin.core.coding.settings import STORE
+from mlsm_plugin.core.files.hf_files import hf_folder
 from mlsm_plugin.core.files.json_checks import JsonObject
 from mlsm_plugin.core.files.metric_log import MetricLog
 from mlsm_plugin.core.files.process_rank import ProcessRank
@@ -27,12 +28,13 @@ from mlsm_plugin.huggingface.adaptation_settings import (
 from mlsm_plugin.huggingface.kept_states_model import KEEP_WEIGHT
 from mlsm_plugin.huggingface.model_card import name_in_card
 from mlsm_plugin.huggingface.pretraining_sequences import SEQUENCES_OF_GROUP
-from mlsm_plugin.huggingface.sentence_modules import MEAN, modules_of, pooling_of
+from mlsm_plugin.huggingface.sentence_modules import CLS, MEAN, modules_of, pooling_of
 from mlsm_plugin.huggingface.student_model import student_config
 from mlsm_plugin.huggingface.text_sequences import default_max_length
 from mlsm_plugin.huggingface.training import LEARNING_RATE, TrainingSettings
 
 LENGTH_OF_STUDENT = 128
+VECTORS_IN_WORDS = {MEAN: "mean of the last hidden states", CLS: "last hidden state of its first token"}  # by pooling
 
 
 class AdaptationSetup:
@@ -195,10 +197,9 @@ class AdaptationSetup:
         if self.settings.objective.startswith("distill"):
             shown["teacher"] = f"`{name_in_card(str(self.settings.teacher_model))}`"
         if self.settings.objective == VECTORS:
-            pooled = (
-                "mean of the last hidden states" if self.pooling == MEAN else "last hidden state of its first token"
-            )
-            shown["vector of a text"] = pooled
+            teacher = hf_folder(str(self.settings.teacher_model))
+            shown["vector of a text, by the teacher"] = VECTORS_IN_WORDS[pooling_of(teacher)]
+            shown["vector of a text, by the model"] = VECTORS_IN_WORDS[self.pooling]
         if self.narrows_vectors:
             shown["directions of the teacher's vectors"] = (
                 f"{self.config.hidden_size}, those along which they are longest"

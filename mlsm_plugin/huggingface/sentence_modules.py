@@ -45,7 +45,11 @@ def pooling_of(folder: Path) -> str:
         if kind == "Pooling":
             pooling = _pooling_in(folder, folder / module["path"] / "config.json")
         elif kind not in KNOWN_MODULES:
-            logger.warning("%s has a module %s, which is left out here: its vectors are others", folder, kind)
+            logger.warning(
+                "vectors of %s are taken before its module %s, so they are not those of sentence-transformers",
+                folder,
+                kind,
+            )
     return pooling
 
 
@@ -58,7 +62,7 @@ def _pooling_in(folder: Path, path: Path) -> str:
     modes = [POOLINGS.get(name, name) for name, used in config.items() if used is True and "pooling" in name]
     if len(modes) == 1 and modes[0] in POOLINGS.values():
         return modes[0]
-    raise ValueError(f"{folder}: this pooling is not supported: {', '.join(modes)}; supported: mean, cls")
+    raise ValueError(f"{folder}: this pooling is not supported: {' and '.join(modes)}; supported: mean, or cls")
 
 
 def copy_modules(source: Path, folder: Path) -> None:

@@ -28,6 +28,7 @@ from mlsm_plugin.cli.next_commands import (
 from mlsm_plugin.core.coding.split_coder import CodingSettings
 from mlsm_plugin.core.hidden_states.settings import BlockSettings
 from mlsm_plugin.fairseq_plugin.compat.checkpoint_states import updates_of
+from mlsm_plugin.huggingface.sentence_modules import write_modules
 from tests.conftest import PLUGIN, Pipeline
 from tests.documented import run_in
 from tests.tiny_hf_models import make_model
@@ -99,14 +100,28 @@ def test_odd_names_are_quoted(tmp_path: Path, is_sentence_transformer: bool) -> 
     assert {f'{ODD}/"é"', *EXAMPLES} <= set(strings)
 
 
+def test_vectors_are_pooled_as_the_folder_says(tmp_path: Path) -> None:
+    command = similarity_command(tmp_path, tmp_path / "none", is_sentence_transformer=False)
+    assert command.count("[0].mean(0)") == 2
+    write_modules(tmp_path, width=32, max_length=20)
+    (tmp_path / "1_Pooling" / "config.json").write_text('{"pooling_mode_cls_token": true}', encoding="utf-8")
+    command = similarity_command(tmp_path, tmp_path / "none", is_sentence_transformer=False)
+    assert command.count("[0, 0]") == 2
+    assert "mean" not in command
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("warm_python")
 def test_the_commands_print_something_in_a_shell(tmp_path: Path, english_text: tuple[Path, Path]) -> None:
     model = make_model("bert", english_text[1], tmp_path / ODD, kind=AutoModelForMaskedLM)
+    of_first_token = make_model("bert", english_text[1], tmp_path / "of-first-token")
+    write_modules(of_first_token, width=32, max_length=20)
+    (of_first_token / "1_Pooling" / "config.json").write_text('{"pooling_mode_cls_token": true}', encoding="utf-8")
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     for command in (
         filling_command(model, english_text[1]),
         similarity_command(model, english_text[1], is_sentence_transformer=False),
+        similarity_command(of_first_token, english_text[1], is_sentence_transformer=False),
     ):
         done = subprocess.run(
             ["bash", "-c", command], env={**os.environ, "PATH": path}, capture_output=True, text=True, check=True

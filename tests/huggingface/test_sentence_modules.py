@@ -97,4 +97,4 @@ def test_a_module_that_is_left_out_is_named(model: Path, caplog: pytest.LogCaptu
     modules = [*modules_of(model), {"type": "sentence_transformers.models.Dense", "path": "3_Dense"}]
     (model / "modules.json").write_text(json.dumps(modules), encoding="utf-8")
     assert pooling_of(model) == "mean"
-    assert "has a module Dense, which is left out here" in caplog.text
+    assert "are taken before its module Dense, so they are not those" in caplog.text
