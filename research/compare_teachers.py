@@ -52,6 +52,7 @@ from mlsm_plugin.core.coding.split_coder import CodingSettings
 from mlsm_plugin.core.files.atomic_files import atomic_open, read_json, write_json
 from mlsm_plugin.core.files.progress import Progress
 from mlsm_plugin.core.hidden_states.hf_encoder import HuggingFaceEncoder, HuggingFaceSource
+from mlsm_plugin.core.losses.sentence_vectors import leading_directions
 from mlsm_plugin.core.machine.memory import keep_freed_memory
 from mlsm_plugin.core.sparse_coding.code_store import CodeStore
 from mlsm_plugin.core.sparse_coding.code_store_writer import CodeStoreWriter
@@ -73,12 +74,7 @@ from mlsm_plugin.huggingface.latent_semantic_model import LatentSemanticModel
 from mlsm_plugin.huggingface.pretraining_model import MaskedLmModel, PretrainingModel
 from mlsm_plugin.huggingface.pretraining_sequences import PretrainingSequences
 from mlsm_plugin.huggingface.saved_folder import save_pretrained
-from mlsm_plugin.huggingface.sentence_vectors import (
-    SentenceCollator,
-    SentenceVectors,
-    leading_directions,
-    write_vectors,
-)
+from mlsm_plugin.huggingface.sentence_vectors import SentenceCollator, SentenceVectors, write_vectors
 from mlsm_plugin.huggingface.state_regression_model import StateRegressionModel
 from mlsm_plugin.huggingface.student_model import learn_tokenizer, new_model, student_config
 from mlsm_plugin.huggingface.text_sequences import write_text_sequences

@@ -61,6 +61,8 @@ PARTS = {
     "taco": "train data {model} {fit} --task taco --criterion token_contrastive",
     "regression": "train data {model} {fit} --task state_regression --criterion state_regression "
     "--auxiliary-checkpoint mlm-bf16/checkpoint_last.pt --auxiliary-layer 1",
+    "vectors": "train data {model} {fit} --task sentence_vectors --criterion sentence_vectors --encoder-embed-dim 32 "
+    "--encoder-attention-heads 1 --auxiliary-checkpoint mlm-bf16/checkpoint_last.pt",
     "npm": "train data {model} {fit} --task nonparametric_masked_lm --criterion span_contrastive --group-size 16 "
     "--batch-size 4 --finetune-from-model mlm-bf16/checkpoint_last.pt",
     "denoising": "train data --arch denoising_small {narrow} {fit} --task span_denoising --criterion cross_entropy",
@@ -114,9 +116,9 @@ STEPS = [
     Step("data", "tokenizer", "mlsm binarize --tokenizer tokenizer --train train.txt --valid valid.txt --output data "
          "--workers 1 --max-unk-rate 0.5", r"train .*?([\d,]+) +[\d.]+%", "tokens"),
     *(
-        Step(f"{task}-{precision}", "data mlm-bf16" if task in ("npm", "regression") else "data",
+        Step(f"{task}-{precision}", "data mlm-bf16" if task in ("npm", "regression", "vectors") else "data",
              f"{{{task}}} {{{precision}}} --save-dir {task}-{precision}", SPEED, TOKENS, precision == "fp16")
-        for task in ("mlm", "taco", "npm", "denoising", "regression") for precision in ("bf16", "fp16")
+        for task in ("mlm", "taco", "npm", "denoising", "regression", "vectors") for precision in ("bf16", "fp16")
     ),
     Step("mlm-deberta", "data", "{mlm} {bf16} --arch mlsm_deberta_tiny --save-dir mlm-deberta", SPEED, TOKENS),
     Step("mlm-compiled", "data", "{mlm} {bf16} --compile on --save-dir mlm-compiled", SPEED, TOKENS, True, seconds=200),

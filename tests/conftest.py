@@ -58,7 +58,9 @@ CRITERIONS = {
     "nonparametric_masked_lm": "span_contrastive",
     "span_denoising": "cross_entropy",
     "state_regression": "state_regression",
+    "sentence_vectors": "sentence_vectors",
 }
+WITH_AUXILIARY = ("state_regression", "sentence_vectors")  # tasks that need --auxiliary-checkpoint
 
 
 if importlib.util.find_spec("fairseq") is None:  # as on Python 3.14: what needs it is skipped

@@ -222,8 +222,8 @@ def _print_figures(figures: dict[str, JsonObject], output: str) -> None:
 
 def _usage(output: Path, *, fills_masks: bool) -> str:
     """A command that tries the model on sentences of the held-out text."""
+    from mlsm_plugin.core.files.sentence_modules import MODULES_FILE
     from mlsm_plugin.huggingface.adaptation_folder import HELD_OUT_TEXT, MODEL
-    from mlsm_plugin.huggingface.sentence_modules import MODULES_FILE
 
     model = output / MODEL
     text = output / HELD_OUT_TEXT

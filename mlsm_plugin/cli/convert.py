@@ -16,6 +16,7 @@ from mlsm_plugin.core.files.atomic_files import check_output_file
 from mlsm_plugin.core.files.hf_files import HF_PREFIX, is_hf, is_library_folder
 from mlsm_plugin.core.files.model_folders import check_model_folder
 from mlsm_plugin.core.files.output_files import check_no_input
+from mlsm_plugin.core.files.sentence_modules import MODULES_FILE
 
 if TYPE_CHECKING:
     from mlsm_plugin.hub.comparison import Comparison
@@ -129,6 +130,8 @@ def _export_model(args: argparse.Namespace) -> None:
     _print_comparison(args.output, proof, head=proof.no_head is None)
     if proof.no_head is not None:
         print(f"{proof.no_head}, and was left out; AutoModel opens the folder")
+    if Path(args.output, MODULES_FILE).is_file():
+        print("sentence-transformers opens it, too: the vector of a text is the mean of its last hidden states")
     if proof.vocabulary:
         print(f"mlsm: warning: other text can get other ids, since {proof.vocabulary}", file=sys.stderr)
     if proof.latent_atoms:

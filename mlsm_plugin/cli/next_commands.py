@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mlsm_plugin.core.files.atomic_files import PathLike
+from mlsm_plugin.core.files.sentence_modules import CLS, pooling_of
 from mlsm_plugin.core.hidden_states.settings import BlockSettings
 from mlsm_plugin.core.text.text_files import read_text
-from mlsm_plugin.huggingface.sentence_modules import CLS, pooling_of
 
 if TYPE_CHECKING:
     from mlsm_plugin.core.coding.split_coder import CodingSettings

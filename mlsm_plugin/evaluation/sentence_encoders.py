@@ -13,16 +13,16 @@ from torch.nn.utils.rnn import pad_sequence
 from mlsm_plugin.core.files.atomic_files import PathLike
 from mlsm_plugin.core.files.hf_files import is_hf
 from mlsm_plugin.core.files.progress import Progress
+from mlsm_plugin.core.files.sentence_modules import pooling_of
 from mlsm_plugin.core.hidden_states.hf_encoder import (
     load_library_model,
     load_masked_lm,
     model_and_tokenizer,
     positions_of,
 )
+from mlsm_plugin.core.losses.sentence_vectors import pooled_vectors
 from mlsm_plugin.core.machine.devices import Device, default_device
 from mlsm_plugin.huggingface.pretraining_model import head_of
-from mlsm_plugin.huggingface.sentence_modules import pooling_of
-from mlsm_plugin.huggingface.sentence_vectors import pooled_vectors
 
 logger = logging.getLogger(__name__)
 

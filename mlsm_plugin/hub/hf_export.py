@@ -12,11 +12,12 @@ from torch import Tensor
 from mlsm_plugin.core.files.atomic_files import PathLike
 from mlsm_plugin.core.files.hf_files import LATENT_HEAD, import_transformers, save_pretrained, written_by_library
 from mlsm_plugin.core.files.model_folders import new_model_folder
+from mlsm_plugin.core.files.sentence_modules import write_modules
 from mlsm_plugin.core.masking.word_boundaries import SENTENCEPIECE_BEGIN
 from mlsm_plugin.core.text.hf_tokenizer import SPECIAL_SYMBOLS, HuggingFaceTokenizer
 from mlsm_plugin.core.text.masked_reading import reading_as_trained
 from mlsm_plugin.fairseq_plugin.compat import model_parts
-from mlsm_plugin.fairseq_plugin.compat.training_options import why_untrained
+from mlsm_plugin.fairseq_plugin.compat.training_options import learns_vectors, why_untrained
 from mlsm_plugin.fairseq_plugin.text.text_tokenizer import HuggingFaceBPE
 from mlsm_plugin.hub.comparison import REMEDY, Comparison, compare, vocabulary_difference
 from mlsm_plugin.hub.stock_models import stock_model
@@ -155,9 +156,9 @@ def export(
 ) -> ExportProof:
     """Write configuration, weights (safetensors) and tokenizer, load them again, and compare.
 
-    An untrained masked-LM head is left out; ``AutoModel`` opens such a folder. ``overwrite`` replaces another model in
-    the folder. Ids and logits, or hidden states without a head, are compared on ``lines`` of text; nothing appears in
-    ``output`` unless the comparison succeeds.
+    An untrained masked-LM head is left out; ``AutoModel`` opens such a folder, and sentence-transformers if the model
+    learned vectors of texts. ``overwrite`` replaces another model in the folder. Ids and logits, or hidden states
+    without a head, are compared on ``lines`` of text; nothing appears in ``output`` unless the comparison succeeds.
 
     ValueError if the model cannot be exported, a package is missing, ids differ, a logit differs by more than 1e-4, or
     the folder holds another model or other files.
@@ -175,6 +176,8 @@ def export(
     model = stock_model(interface, ids)
     with new_model_folder(output, overwrite=overwrite) as folder:
         save_pretrained(folder, model if no_head is None else model.base_model, fast_tokenizer(interface))
+        if learns_vectors(interface.cfg):
+            write_modules(folder, width=model.config.hidden_size, max_length=interface.cfg.task.tokens_per_sample)
         if interface.num_atoms:
             with written_by_library(folder):
                 save_file(_latent_head(interface, model, no_head is None), str(folder / LATENT_HEAD))

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from mlsm_plugin.core.coding.coder_learning import LearningSettings
     from mlsm_plugin.core.coding.split_coder import CodingSettings
     from mlsm_plugin.core.hidden_states.hf_encoder import HuggingFaceEncoder
+    from mlsm_plugin.core.losses.sentence_vectors import leading_directions
     from mlsm_plugin.core.losses.token_contrastive import Contrast
     from mlsm_plugin.core.sparse_coding.coder import load_coder
     from mlsm_plugin.huggingface.adaptation import adapt
@@ -32,12 +33,7 @@ if TYPE_CHECKING:
     from mlsm_plugin.huggingface.pretraining_model import MaskedLmModel, SpanContrastiveModel, TokenContrastiveModel
     from mlsm_plugin.huggingface.pretraining_sequences import PretrainingSequences, SpanGroups
     from mlsm_plugin.huggingface.saved_folder import save_pretrained
-    from mlsm_plugin.huggingface.sentence_vectors import (
-        SentenceCollator,
-        SentenceVectors,
-        leading_directions,
-        write_vectors,
-    )
+    from mlsm_plugin.huggingface.sentence_vectors import SentenceCollator, SentenceVectors, write_vectors
     from mlsm_plugin.huggingface.state_regression_model import StateRegressionModel
     from mlsm_plugin.huggingface.text_sequences import write_text_sequences
     from mlsm_plugin.huggingface.token_sequences import TokenSequences
@@ -74,7 +70,7 @@ _MODULE_OF = {
     "TrainingSettings": "mlsm_plugin.huggingface.training",
     "adapt": "mlsm_plugin.huggingface.adaptation",
     "encode_sequences": "mlsm_plugin.huggingface.coding",
-    "leading_directions": "mlsm_plugin.huggingface.sentence_vectors",
+    "leading_directions": "mlsm_plugin.core.losses.sentence_vectors",
     "learn_from_sequences": "mlsm_plugin.huggingface.coding",
     "load_coder": "mlsm_plugin.core.sparse_coding.coder",
     "loss_metrics": "mlsm_plugin.huggingface.trainer_callback",

@@ -20,6 +20,7 @@ from mlsm_plugin.core.files.json_checks import JsonObject
 from mlsm_plugin.core.files.model_folders import new_model_folder
 from mlsm_plugin.core.files.output_lock import only_writer
 from mlsm_plugin.core.files.process_rank import process_rank
+from mlsm_plugin.core.files.sentence_modules import copy_modules, modules_of, write_modules
 from mlsm_plugin.core.files.settings import identity
 from mlsm_plugin.core.files.step_record import RECORD, Step, StepRecord
 from mlsm_plugin.core.hidden_states.encoder import check_layer
@@ -48,7 +49,6 @@ from mlsm_plugin.huggingface.held_out_text import held_out_lines, last_lines, wr
 from mlsm_plugin.huggingface.low_rank import merge_low_rank
 from mlsm_plugin.huggingface.model_card import CARD, WITH_KEPT_VECTORS, CardFacts, add_quality, write_card
 from mlsm_plugin.huggingface.saved_folder import check_saved, save_pretrained
-from mlsm_plugin.huggingface.sentence_modules import copy_modules, modules_of, write_modules
 from mlsm_plugin.huggingface.training import train
 
 MOST_PASSES = 5  # over the text, to learn a dictionary

@@ -12,6 +12,7 @@ from mlsm_plugin.core.files.hf_files import hf_folder
 from mlsm_plugin.core.files.json_checks import JsonObject
 from mlsm_plugin.core.files.metric_log import MetricLog
 from mlsm_plugin.core.files.process_rank import ProcessRank
+from mlsm_plugin.core.files.sentence_modules import CLS, MEAN, modules_of, pooling_of
 from mlsm_plugin.core.files.settings import identity
 from mlsm_plugin.core.files.step_record import StepRecord
 from mlsm_plugin.core.hidden_states.hf_encoder import FLOAT32_ONLY, HuggingFaceSource, model_and_tokenizer
@@ -28,7 +29,6 @@ from mlsm_plugin.huggingface.adaptation_settings import (
 from mlsm_plugin.huggingface.kept_states_model import KEEP_WEIGHT
 from mlsm_plugin.huggingface.model_card import name_in_card
 from mlsm_plugin.huggingface.pretraining_sequences import SEQUENCES_OF_GROUP
-from mlsm_plugin.huggingface.sentence_modules import CLS, MEAN, modules_of, pooling_of
 from mlsm_plugin.huggingface.student_model import student_config
 from mlsm_plugin.huggingface.text_sequences import default_max_length
 from mlsm_plugin.huggingface.training import LEARNING_RATE, TrainingSettings

@@ -11,8 +11,10 @@ from mlsm_plugin.core.files.atomic_files import atomic_open
 from mlsm_plugin.core.files.hf_files import hf_folder
 from mlsm_plugin.core.files.json_checks import JsonObject
 from mlsm_plugin.core.files.npy_files import map_npy
+from mlsm_plugin.core.files.sentence_modules import MEAN, pooling_of
 from mlsm_plugin.core.files.step_record import Step
 from mlsm_plugin.core.hidden_states.hf_encoder import HuggingFaceSource
+from mlsm_plugin.core.losses.sentence_vectors import leading_directions, share_kept
 from mlsm_plugin.core.text.hf_tokenizer import HuggingFaceTokenizer
 from mlsm_plugin.core.text.shared_text import warn_of_shared_files
 from mlsm_plugin.huggingface.adaptation_folder import AUXILIARY, DIRECTIONS, DOCUMENTS, PLACES, TOKENIZER
@@ -20,8 +22,7 @@ from mlsm_plugin.huggingface.adaptation_settings import VECTORS, WITH_AUXILIARY
 from mlsm_plugin.huggingface.adaptation_setup import AdaptationSetup
 from mlsm_plugin.huggingface.aligned_sequences import AlignedSequences, write_aligned
 from mlsm_plugin.huggingface.dataset_text import files_of_dataset, rows_of_dataset, rows_of_files, write_column
-from mlsm_plugin.huggingface.sentence_modules import MEAN, pooling_of
-from mlsm_plugin.huggingface.sentence_vectors import leading_directions, share_kept, write_vectors
+from mlsm_plugin.huggingface.sentence_vectors import write_vectors
 from mlsm_plugin.huggingface.student_model import learn_tokenizer
 from mlsm_plugin.huggingface.text_sequences import write_text_sequences
 from mlsm_plugin.huggingface.token_sequences import TokenSequences

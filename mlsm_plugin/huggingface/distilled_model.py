@@ -6,11 +6,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mlsm_plugin.core.files.sentence_modules import CLS, MEAN
 from mlsm_plugin.core.losses.cross_entropy import check_temperature, distillation_kl
+from mlsm_plugin.core.losses.sentence_vectors import pooled_vectors, vector_errors
 from mlsm_plugin.huggingface.collators import IGNORED
 from mlsm_plugin.huggingface.pretraining_model import Objective, PretrainingModel, head_of, sums_of_rows
-from mlsm_plugin.huggingface.sentence_modules import CLS, MEAN
-from mlsm_plugin.huggingface.sentence_vectors import pooled_vectors
 
 
 class DistilledModel(PretrainingModel):
@@ -92,6 +92,6 @@ class SentenceVectorModel(PretrainingModel):
                 f"the vectors of the batch have the shape {tuple(vectors.shape)}, those of the model "
                 f"{tuple(student_vectors.shape)}; a narrower model needs SentenceVectors with directions"
             )
-        losses = (student_vectors.float() - vectors.float()).square().mean(dim=1)
+        losses = vector_errors(student_vectors, vectors)
         number = torch.ones_like(labels[:, 0])
         return losses.sum(), number.sum(), [losses.detach(), number, torch.zeros_like(number)]

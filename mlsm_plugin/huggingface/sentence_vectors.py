@@ -13,7 +13,6 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from mlsm_plugin.core.files.atomic_files import PathLike, atomic_open
-from mlsm_plugin.core.files.hf_files import hf_folder
 from mlsm_plugin.core.files.npy_files import npy_header
 from mlsm_plugin.core.files.progress import Progress
 from mlsm_plugin.core.hidden_states.hf_encoder import HuggingFaceEncoder, HuggingFaceSource
@@ -28,7 +27,6 @@ from mlsm_plugin.core.text.hf_tokenizer import (
 )
 from mlsm_plugin.core.text.text_files import read_text
 from mlsm_plugin.core.text.unknown_tokens import DEFAULT_MAX_UNK_RATE, UnknownTokens
-from mlsm_plugin.huggingface.sentence_modules import CLS, pooling_of
 from mlsm_plugin.huggingface.token_sequences import InputIds, TokenSequences
 
 if TYPE_CHECKING:
@@ -40,23 +38,6 @@ VECTOR_DTYPE = np.dtype("<f4")
 ANOTHER_TEACHER = "choose a teacher whose tokenizer knows such text, or raise --max-unk-rate"
 LINES_AT_ONCE = 1024  # sorted by length together
 LINES_OF_BATCH = 32  # in a forward pass
-
-
-def mean_vectors(hidden: Tensor, attended: Tensor) -> Tensor:
-    """The means ``(B, d)`` of the hidden states ``(B, T, d)`` of all tokens except padding.
-
-    Special tokens count, as in sentence-transformers. ``attended`` is ``(B, T)``, 0 for padding and 1 elsewhere.
-    """
-    weights = attended.unsqueeze(-1).to(hidden.dtype)
-    return (hidden * weights).sum(dim=1) / weights.sum(dim=1).clamp(min=1)
-
-
-def pooled_vectors(hidden: Tensor, attended: Tensor, pooling: str) -> Tensor:
-    """The vectors ``(B, d)`` of texts with hidden states ``(B, T, d)``, by ``mean`` or ``cls``, the first token's.
-
-    ``attended`` is ``(B, T)``, 0 for padding and 1 elsewhere.
-    """
-    return hidden[:, 0] if pooling == CLS else mean_vectors(hidden, attended)
 
 
 def write_vectors(
@@ -90,7 +71,6 @@ def write_vectors(
     if not overwrite and existing is not None and (existing.shape, existing.dtype) == (shape, VECTOR_DTYPE):
         return
     layer = HuggingFaceSource.layers_of(teacher)
-    pooling = pooling_of(hf_folder(teacher))
     encoder = HuggingFaceEncoder(teacher, layer=layer, device=device, fp16=fp16)
     student_tokenizer = HuggingFaceTokenizer(tokenizer)
     unknown = UnknownTokens()
@@ -102,7 +82,7 @@ def write_vectors(
         header = {"descr": VECTOR_DTYPE.str, "fortran_order": False, "shape": shape}
         np.lib.format.write_array_header_1_0(file, header)
         while batch := list(islice(lines, LINES_AT_ONCE)):
-            vectors, longer = _vectors_of(batch, encoder, unknown, pooling)
+            vectors, longer = _vectors_of(batch, encoder, unknown)
             file.write(vectors.tobytes())
             cut += longer
             number += len(batch)
@@ -115,9 +95,7 @@ def write_vectors(
         logger.warning("%d of %d lines are longer than the teacher's positions and are cut for it", cut, number)
 
 
-def _vectors_of(
-    lines: list[str], encoder: HuggingFaceEncoder, unknown: UnknownTokens, pooling: str
-) -> tuple[np.ndarray, int]:
+def _vectors_of(lines: list[str], encoder: HuggingFaceEncoder, unknown: UnknownTokens) -> tuple[np.ndarray, int]:
     """The vectors ``(n, d)`` of lines, and how many lines were cut; ``unknown`` counts their tokens."""
     tokenizer = encoder.tokenizer
     room = encoder.max_tokens - len(tokenizer.surrounded([]))
@@ -130,36 +108,8 @@ def _vectors_of(
     for first in range(0, len(order), LINES_OF_BATCH):
         indices = order[first : first + LINES_OF_BATCH]
         tokens = padded([ids[index] for index in indices], encoder.pad)
-        hidden = encoder.hidden_states(tokens)
-        vectors[indices] = pooled_vectors(hidden, tokens.ne(encoder.pad).to(hidden.device), pooling).cpu().numpy()
+        vectors[indices] = encoder.text_vectors(tokens, tokens.ne(encoder.pad)).cpu().numpy()
     return vectors, sum(len(line_ids) > room for line_ids, _ in encoded)
-
-
-def leading_directions(vectors: np.ndarray, width: int) -> np.ndarray:
-    """The ``width`` orthonormal directions ``(d, width)`` float32 along which vectors ``(n, d)`` are longest.
-
-    Of all maps to so few numbers, the projection on them keeps the vectors best (Eckart and Young, 1936), and so their
-    products. The origin does not move. Warns if there are fewer vectors than directions, so that some are arbitrary.
-    ValueError if ``width`` is not from 1 to ``d``, there are no vectors, or one is not finite.
-    """
-    if vectors.ndim != 2 or not 1 <= width <= vectors.shape[1] or len(vectors) == 0:
-        raise ValueError(f"vectors of shape {vectors.shape} have no {width} directions")
-    if len(vectors) < width:
-        logger.warning("%d vectors do not determine %d directions; pass more text", len(vectors), width)
-    moments = np.zeros((vectors.shape[1], vectors.shape[1]))
-    for first in range(0, len(vectors), LINES_AT_ONCE):
-        part = vectors[first : first + LINES_AT_ONCE].astype(np.float64)
-        moments += part.T @ part
-    if not np.isfinite(moments).all():
-        raise ValueError("a vector is not finite")
-    _, directions = np.linalg.eigh(moments)  # ascending
-    return np.ascontiguousarray(directions[:, ::-1][:, :width], dtype=np.float32)
-
-
-def share_kept(vectors: np.ndarray, directions: np.ndarray) -> float:
-    """The share of the squared lengths of vectors ``(n, d)`` that their projections on directions ``(d, w)`` have."""
-    lengths = np.square(vectors, dtype=np.float64).sum()
-    return float(np.square(vectors @ directions, dtype=np.float64).sum() / lengths) if lengths else 1.0
 
 
 @dataclass(frozen=True)

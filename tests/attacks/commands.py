@@ -10,7 +10,7 @@ from typing import Self
 
 import numpy as np
 
-from tests.conftest import CRITERIONS, PLUGIN, TINY_MODEL, TINY_TRAINING, mlsm
+from tests.conftest import CRITERIONS, PLUGIN, TINY_MODEL, TINY_TRAINING, WITH_AUXILIARY, mlsm
 from tests.denoising_flags import TINY
 from tests.hub.modern_models import make_stock
 from tests.tiny_models import TinyData, save_untrained, save_untrained_npm
@@ -156,12 +156,12 @@ COMMANDS: dict[str, Callable[[Inputs, Path], Words]] = {
 
 def _fairseq_train(task: str, *flags: object) -> Callable[[Inputs, Path], Words]:
     size = TINY if task == "span_denoising" else (*TINY_MODEL, "--max-positions", 40)
-    reads_states = task == "state_regression"
+    has_auxiliary = task in WITH_AUXILIARY
     chosen = ("--task", task, "--criterion", CRITERIONS[task], *TINY_TRAINING, *size, "--train-subset", "valid", *flags)
     return lambda own, output: (
         *("fairseq-train", own.data_bin, "--user-dir", PLUGIN, *chosen, "--save-dir", own.text.parent),
         *("--max-update", 1, "--tokens-per-sample", 24),
-        *(("--auxiliary-checkpoint", own.model) if reads_states else ()),
+        *(("--auxiliary-checkpoint", own.model) if has_auxiliary else ()),
     )
 
 

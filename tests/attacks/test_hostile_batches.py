@@ -31,6 +31,7 @@ FLAGS: dict[str, tuple[object, ...]] = {
     "nonparametric_masked_lm": ("--group-size", 4),
     "span_denoising": (*SIZE, "--sample-break-mode", "none", "--tokens-per-sample", 48),
     "state_regression": ("--auxiliary-checkpoint", "AUXILIARY", "--tokens-per-sample", 48),
+    "sentence_vectors": ("--auxiliary-checkpoint", "AUXILIARY", "--tokens-per-sample", 48),
 }
 NO_CODES = {"atoms": torch.zeros(0, 0, dtype=torch.int32), "weights": torch.zeros(0, 0).half()}
 Batch = dict[str, Any]

@@ -26,6 +26,7 @@ OBJECTIVES: dict[str, tuple[object, ...]] = {
     "nonparametric_masked_lm": ("--dropout", 0.1, "--batch-size", 8),
     "span_denoising": (*SIZE, "--sample-break-mode", "none", "--dropout", 0.1, "--tokens-per-sample", 48),
     "state_regression": ("--dropout", 0.1, "--auxiliary-checkpoint", "AUXILIARY"),
+    "sentence_vectors": ("--dropout", 0.1, "--auxiliary-checkpoint", "AUXILIARY", "--encoder-embed-dim", 16),
 }
 
 

@@ -23,6 +23,7 @@ from mlsm_plugin.cli.adapt import _print_quality
 from mlsm_plugin.cli.main import main
 from mlsm_plugin.core.files import atomic_files
 from mlsm_plugin.core.files.atomic_files import read_json, sha256_of_files
+from mlsm_plugin.core.files.sentence_modules import modules_of, write_modules
 from mlsm_plugin.core.files.step_record import StepRecord
 from mlsm_plugin.core.hidden_states import hf_encoder
 from mlsm_plugin.core.hidden_states.hf_encoder import load_library_model
@@ -33,7 +34,6 @@ from mlsm_plugin.huggingface import LatentSemanticModel, adaptation
 from mlsm_plugin.huggingface.adaptation_setup import AdaptationSetup
 from mlsm_plugin.huggingface.adaptation_text import AdaptationText
 from mlsm_plugin.huggingface.model_card import QUALITY_HEADING
-from mlsm_plugin.huggingface.sentence_modules import modules_of, write_modules
 from mlsm_plugin.huggingface.token_sequences import TokenSequences
 from mlsm_plugin.huggingface.trainer_callback import ProgressBars
 from mlsm_plugin.huggingface.training import TrainingSettings

@@ -26,9 +26,9 @@ from mlsm_plugin.cli.next_commands import (
     training_command,
 )
 from mlsm_plugin.core.coding.split_coder import CodingSettings
+from mlsm_plugin.core.files.sentence_modules import write_modules
 from mlsm_plugin.core.hidden_states.settings import BlockSettings
 from mlsm_plugin.fairseq_plugin.compat.checkpoint_states import updates_of
-from mlsm_plugin.huggingface.sentence_modules import write_modules
 from tests.conftest import PLUGIN, Pipeline
 from tests.documented import run_in
 from tests.tiny_hf_models import make_model

@@ -15,7 +15,7 @@ from mlsm_plugin.cli.binarize import SAVE_DIR
 from mlsm_plugin.cli.next_commands import BLOCKS
 from mlsm_plugin.core.sparse_coding.encode import normalize_rows
 from mlsm_plugin.fairseq_plugin.pipelines.training_recipe import PLAIN, TrainingPlan, shell_command, training_words
-from tests.conftest import CRITERIONS, REPOSITORY, TINY_MODEL, TINY_TRAINING
+from tests.conftest import CRITERIONS, REPOSITORY, TINY_MODEL, TINY_TRAINING, WITH_AUXILIARY
 from tests.docs.pages import block_with, read
 from tests.documented import TINY_HYDRA, bash_blocks, clean_folder, run_in
 
@@ -101,10 +101,12 @@ def test_three_commands_train_a_model(folder: Path, prepared_folder: Path, task:
     (row,) = [line for line in README.splitlines() if f"| `{task}` |" in line] or [""]
     masks = "without the two `--mask` options" not in row
     sizes = "--encoder-layers 2 --encoder-embed-dim 32 --encoder-attention-heads 2 --num-workers 0 --cpu"
-    if task == "state_regression":
-        assert "`--auxiliary-checkpoint hf:MODEL`" in row
+    if task in WITH_AUXILIARY:
+        assert "`--auxiliary-checkpoint hf:MODEL" in row
         train_model(folder, "plain_masked_lm", "masked_lm", "teacher", sizes)
         sizes += " --auxiliary-checkpoint teacher/checkpoint_best.pt"
+    if "--sample-break-mode eos`" in row:
+        sizes += " --sample-break-mode eos"
     if task == "span_denoising":
         assert "--arch denoising_small" in README
         sizes += " --arch denoising_small --decoder-layers 1 --decoder-attention-heads 2"

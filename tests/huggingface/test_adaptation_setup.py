@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from mlsm_plugin.core.coding.coder_learning import LearningSettings
+from mlsm_plugin.core.files.sentence_modules import write_modules
 from mlsm_plugin.core.hidden_states.hf_encoder import HuggingFaceSource
 from mlsm_plugin.huggingface import Masking, TrainingSettings
 from mlsm_plugin.huggingface.adaptation_settings import LEARNING_RATE_OF_KEPT
 from mlsm_plugin.huggingface.kept_states_model import KEEP_WEIGHT
-from mlsm_plugin.huggingface.sentence_modules import write_modules
 from mlsm_plugin.huggingface.training import LEARNING_RATE
 from tests.huggingface.tiny_adaptation import setup_of
 

@@ -19,6 +19,7 @@ from mlsm_plugin.hub.stock_models import deberta_weights, modernbert_weights, ro
 from mlsm_plugin.huggingface import (
     HuggingFaceEncoder,
     LatentSemanticModel,
+    SentenceVectorModel,
     SpanContrastiveModel,
     StateRegressionModel,
     TokenContrastiveModel,
@@ -145,8 +146,8 @@ def test_regression(pipeline: Pipeline, tmp_path: Path, arch: str) -> None:
     export(hub.from_pretrained(pipeline.auxiliary.parent, pipeline.auxiliary.name), tmp_path / "auxiliary", ["a line"])
     flags = ("--auxiliary-checkpoint", pipeline.auxiliary, "--auxiliary-layer", 1, "--regression-weight", 0.7)
     both = Both(pipeline.data_bin, arch, *flags, task="state_regression", criterion="state_regression")
-    both.task._masked_states._fp16 = False
-    both.task._masked_states._encoder = None
+    both.task.auxiliary._fp16 = False
+    both.task.auxiliary._encoder = None
     sample = both.task._with_states(both.batch())
     both.criterion.standardize([sample["states"]])
     encoder = HuggingFaceEncoder(tmp_path / "auxiliary", layer=1, device="cpu")
@@ -157,6 +158,21 @@ def test_regression(pipeline: Pipeline, tmp_path: Path, arch: str) -> None:
     ids = torch.where(masked, batch["labels"], batch["input_ids"])
     batch["auxiliary"] = {"ids": ids, "places": masked.flatten().nonzero().squeeze(1)}
     assert both.compare(model, batch, sample) >= FEWEST
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_sentence_vectors(pipeline: Pipeline, arch: str) -> None:
+    flags = ("--auxiliary-checkpoint", pipeline.auxiliary, "--sample-break-mode", "eos")
+    both = Both(pipeline.data_bin, arch, *flags, task="sentence_vectors", criterion="sentence_vectors")
+    sample = both.task.prepare_batch(both.batch(), both.criterion, 0)
+    tokens = sample["net_input"]["src_tokens"]
+    batch = {
+        "input_ids": tokens,
+        "attention_mask": (tokens != both.pad).long(),
+        "vectors": sample["vectors"],
+        "labels": torch.zeros(len(tokens), 1, dtype=torch.int64),
+    }
+    assert both.compare(SentenceVectorModel.of(both.stock, width=32), batch, sample) >= FEWEST
 
 
 @pytest.mark.parametrize("arch", ARCHS)

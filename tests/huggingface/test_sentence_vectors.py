@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 import logging
-import math
 import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from transformers import AutoModel, AutoTokenizer
 
+from mlsm_plugin.core.files.sentence_modules import write_modules
+from mlsm_plugin.core.losses.sentence_vectors import leading_directions
 from mlsm_plugin.huggingface import MaskedLmModel, SentenceVectorModel
-from mlsm_plugin.huggingface.sentence_modules import write_modules
-from mlsm_plugin.huggingface.sentence_vectors import (
-    SentenceCollator,
-    SentenceVectors,
-    leading_directions,
-    share_kept,
-    write_vectors,
-)
+from mlsm_plugin.huggingface.sentence_vectors import SentenceCollator, SentenceVectors, write_vectors
 from mlsm_plugin.huggingface.text_sequences import write_text_sequences
 from tests import tiny_hf_models
 from tests.huggingface.tiny_corpus import make_tokenizer, random_ids, tiny_bert
@@ -39,32 +31,6 @@ def made(english_text: tuple[Path, Path], tmp_path_factory: pytest.TempPathFacto
     tiny_hf_models.make_tokenizer("word_piece", root / "text.txt", root / "student")
     tiny_hf_models.make_model("roberta", root / "text.txt", root / "teacher")
     return root
-
-
-@settings(max_examples=30, deadline=None)
-@given(number=st.integers(1, 2500), dim=st.integers(1, 12), data=st.data())
-def test_leading_directions_are_those_of_a_singular_value_decomposition(
-    number: int, dim: int, data: st.DataObject
-) -> None:
-    width = data.draw(st.integers(1, dim))
-    generator = np.random.default_rng(data.draw(st.integers(0, 99)))
-    scales = 2.0 ** -np.arange(dim)
-    vectors = (generator.normal(size=(number, dim)) * scales).astype(np.float32)
-    directions = leading_directions(vectors, width)
-    kept = share_kept(vectors, directions)
-    assert (directions.dtype, directions.shape) == (np.float32, (dim, width))
-    np.testing.assert_allclose(directions.T @ directions, np.eye(width), atol=1e-5)
-    reduced = vectors @ directions
-    lengths = np.linalg.svd(vectors.astype(np.float64), compute_uv=False)
-    np.testing.assert_allclose(np.square(reduced).sum(), np.square(lengths[:width]).sum(), rtol=1e-4)
-    assert kept == pytest.approx(np.square(lengths[:width]).sum() / np.square(lengths).sum(), rel=1e-6)
-
-
-def test_zero_vectors_have_directions() -> None:
-    zeros = np.zeros((3, 4), np.float32)
-    directions = leading_directions(zeros, 2)
-    assert share_kept(zeros, directions) == 1
-    np.testing.assert_allclose(directions.T @ directions, np.eye(2), atol=1e-6)
 
 
 def test_a_narrow_model_gets_projections() -> None:
@@ -183,29 +149,6 @@ def test_what_does_not_fit_is_refused() -> None:
     batch = SentenceCollator(make_tokenizer())([data[0], data[1]])
     with pytest.raises(ValueError, match=r"have the shape \(2, 1\), those of the model \(2, 32\)"):
         SentenceVectorModel.of(tiny_bert(), width=32)(**batch)
-
-
-@pytest.mark.parametrize(
-    ("vectors", "width", "problem"),
-    [
-        (np.ones((3, 4)), 0, "have no 0 directions"),
-        (np.ones((3, 4)), -1, "have no -1 directions"),
-        (np.ones((3, 4)), 5, "have no 5 directions"),
-        (np.ones((0, 4)), 2, "have no 2 directions"),
-        (np.ones(4), 2, "have no 2 directions"),
-        (np.array([[1, math.nan]]), 1, "a vector is not finite"),
-    ],
-)
-def test_vectors_without_directions_are_refused(vectors: np.ndarray, width: int, problem: str) -> None:
-    with pytest.raises(ValueError, match=problem):
-        leading_directions(vectors, width)
-
-
-def test_too_few_vectors_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
-    leading_directions(np.eye(3, 4), 3)
-    assert not caplog.records
-    leading_directions(np.eye(2, 4), 3)
-    assert "2 vectors do not determine 3 directions" in caplog.text
 
 
 def test_padding_is_no_part_of_a_sentence() -> None:

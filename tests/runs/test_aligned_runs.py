@@ -94,7 +94,7 @@ def test_a_dictionary_of_the_teachers_own_vocabulary_codes_another(
     assert CodeStore([str(tmp_path / "valid.codes")]).num_atoms == 40
 
 
-def test_runs_with_store_online_and_regression(data_bin: Path, teacher: str, tmp_path: Path) -> None:
+def test_runs_with_store_online_regression_and_vectors(data_bin: Path, teacher: str, tmp_path: Path) -> None:
     flags = ("--max-update", 3, "--mlm-weight", 1, *BLOCKS)
     stored = fairseq_train(data_bin, tmp_path / "store", *flags)
     online = fairseq_train(data_bin, tmp_path / "online", *flags, *online_flags(data_bin, teacher))
@@ -105,6 +105,11 @@ def test_runs_with_store_online_and_regression(data_bin: Path, teacher: str, tmp
     regression = fairseq_train(data_bin, tmp_path / "regression", "--max-update", 3, *states, task="state_regression")
     assert len(logged(regression, "state_loss")) == 3
     fairseq_train(data_bin, tmp_path / "regression", "--max-update", 4, *states, task="state_regression")
+    narrow = ("--auxiliary-checkpoint", teacher, "--encoder-embed-dim", 16, "--tokens-per-sample", 32)
+    for updates in (3, 4):
+        flags = ("--max-update", updates, "--sample-break-mode", "eos", *narrow)
+        vectors = fairseq_train(data_bin, tmp_path / "vectors", *flags, task="sentence_vectors")
+    assert len(logged(vectors, "loss")) == 1
 
 
 def test_a_regression_does_not_go_on_with_another_tokenizer(data_bin: Path, teacher: str) -> None:

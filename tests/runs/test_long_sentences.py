@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import CRITERIONS, PLUGIN, REPOSITORY, TINY_MODEL, TINY_TRAINING, Pipeline, logged
+from tests.conftest import CRITERIONS, PLUGIN, REPOSITORY, TINY_MODEL, TINY_TRAINING, WITH_AUXILIARY, Pipeline, logged
 from tests.fairseq_process import run_fairseq_train
 from tests.long_sentences import data_with_long_sentences
 
@@ -29,7 +29,7 @@ def test_objective_trains_and_validates_on_sentences_longer_than_a_sample(
     words += [*TINY_MODEL, *training, "--max-update", 3, "--no-save", "--group-size", 4, "--batch-size", 2]
     if task != "nonparametric_masked_lm":
         words = words[: words.index("--group-size")]
-    if task == "state_regression":
+    if task in WITH_AUXILIARY:
         words += ["--auxiliary-checkpoint", pipeline.auxiliary]
     if task == "span_denoising":
         words += ["--arch", "denoising_small", "--decoder-layers", 2, "--decoder-embed-dim", 32]

@@ -1,5 +1,6 @@
 """Hidden states of a Hugging Face encoder for a dataset of another vocabulary, whose ids it reads as text."""
 
+import logging
 from pathlib import Path
 
 import numpy as np
@@ -9,9 +10,13 @@ from torch import Tensor
 from mlsm_plugin.core.files.atomic_files import PathLike
 from mlsm_plugin.core.files.hf_files import hf_folder
 from mlsm_plugin.core.hidden_states.hf_encoder import HuggingFaceEncoder, HuggingFaceSource
+from mlsm_plugin.core.losses.sentence_vectors import pooled_vectors
+from mlsm_plugin.core.masking.span_corruption import padded
 from mlsm_plugin.core.text.aligned_rows import RowAligner
 from mlsm_plugin.core.text.hf_tokenizer import HuggingFaceTokenizer
 from mlsm_plugin.core.text.symbol_bytes import SymbolBytes
+
+logger = logging.getLogger(__name__)
 
 
 class AlignedEncoder(HuggingFaceSource):
@@ -25,6 +30,7 @@ class AlignedEncoder(HuggingFaceSource):
 
     def _set_dataset(self, data_bin: Path, tokenizer: HuggingFaceTokenizer) -> None:
         self._aligner = RowAligner(SymbolBytes.of_dataset(data_bin), tokenizer)
+        self._has_warned = False
 
     def to(self, device: str | torch.device) -> None:
         HuggingFaceEncoder.to(self, device)
@@ -48,6 +54,22 @@ class AlignedEncoder(HuggingFaceSource):
         flat_places = torch.from_numpy(np.flatnonzero(in_text))[places.clamp(min=0)]
         states = hidden[flat_places.to(self.device)]
         return states.masked_fill_(places.lt(0).to(self.device)[..., None], 0.0)
+
+    def text_vectors(self, tokens: Tensor, attended: Tensor) -> Tensor:
+        """See :meth:`HiddenStateEncoder.text_vectors`; a row that is too long for the model is cut, with a warning."""
+        rows = self._aligner.read(tokens.cpu().numpy()).ids
+        ids = padded([self._cut(row) for row in rows], self.pad).to(self.device)
+        attended = ids.ne(self.pad)
+        return pooled_vectors(self._hidden_states(ids, attended), attended, self.pooling)
+
+    def _cut(self, ids: np.ndarray) -> np.ndarray:
+        """The beginning of a row that is too long for the model, and its last token, which ends a text."""
+        if len(ids) <= self.max_tokens:
+            return ids
+        if not self._has_warned:
+            self._has_warned = True
+            logger.warning("texts that are longer than the auxiliary model's %d positions are cut", self.max_tokens)
+        return np.append(ids[: self.max_tokens - 1], ids[-1])
 
     def _parts(self, ids: np.ndarray) -> list[tuple[np.ndarray, int]]:
         """A row in parts that the model can take, and how many tokens are added before each: all begin as a text."""

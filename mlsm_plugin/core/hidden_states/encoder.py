@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 
 from mlsm_plugin.core.files.atomic_files import PathLike, sha256_of_files
+from mlsm_plugin.core.files.sentence_modules import MEAN
+from mlsm_plugin.core.losses.sentence_vectors import pooled_vectors
 from mlsm_plugin.core.machine.devices import Device
 
 
@@ -15,6 +17,7 @@ class HiddenStateEncoder(ABC):
 
     device: torch.device  # where the hidden states are
     dim: int  # their width
+    pooling: str = MEAN  # how the hidden states of a text become its vector: ``mean`` or ``cls``, the first one
 
     @abstractmethod
     def hidden_states(self, tokens: Tensor) -> Tensor:
@@ -31,6 +34,13 @@ class HiddenStateEncoder(ABC):
         A source may override this to save the cost of the other tokens.
         """
         return self.hidden_states(tokens)[chosen.to(self.device)]
+
+    def text_vectors(self, tokens: Tensor, attended: Tensor) -> Tensor:
+        """The vectors ``(B, dim)`` of the texts in right-padded rows of ids ``(B, T)``; zero for a row without ids.
+
+        ``attended`` is bool ``(B, T)``, False for padding. ``dim`` and the ids are those of :meth:`hidden_states`.
+        """
+        return pooled_vectors(self.hidden_states(tokens), attended.to(self.device), self.pooling)
 
 
 class HiddenStateSource(HiddenStateEncoder):

@@ -6,6 +6,7 @@ import os
 import re
 import threading
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -24,6 +25,7 @@ from mlsm_plugin.core.files.hf_files import (
     other_name_of_bias,
     weight_files,
 )
+from mlsm_plugin.core.files.sentence_modules import pooling_of
 from mlsm_plugin.core.hidden_states.encoder import HiddenStateEncoder, HiddenStateSource, check_layer
 from mlsm_plugin.core.machine.devices import Device, default_device, half_products, placed
 from mlsm_plugin.core.text.hf_tokenizer import FAIRSEQ_PAD, HuggingFaceTokenizer
@@ -87,6 +89,11 @@ class HuggingFaceEncoder(HiddenStateEncoder):
         """Move the model to ``device``."""
         self.device = torch.device(device)
         placed(self._model, self.device, half=self._half)
+
+    @cached_property
+    def pooling(self) -> str:  # type: ignore[override]
+        """That of a sentence-transformers folder, else ``mean``; ValueError if it is another than these two."""
+        return pooling_of(self.folder)
 
     def hidden_states(self, tokens: Tensor) -> Tensor:
         """Hidden states ``(B, T, dim)`` float32 of Hugging Face's ids ``(B, T)``, right-padded with ``pad``."""

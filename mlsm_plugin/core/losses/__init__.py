@@ -7,6 +7,7 @@ from mlsm_plugin.core.losses.latent_semantic import (
     latent_semantic_terms,
     strongest_atom_cross_entropy,
 )
+from mlsm_plugin.core.losses.sentence_vectors import leading_directions, mean_vectors, share_kept, vector_errors
 from mlsm_plugin.core.losses.span_contrastive import SpanTerms, span_batch_terms, span_contrastive_terms
 from mlsm_plugin.core.losses.state_regression import StateRegression
 from mlsm_plugin.core.losses.token_contrastive import Contrast, ContrastiveTerms, contrastive_terms
@@ -21,8 +22,12 @@ __all__ = [
     "distillation_kl",
     "latent_semantic_kl",
     "latent_semantic_terms",
+    "leading_directions",
+    "mean_vectors",
+    "share_kept",
     "span_batch_terms",
     "span_contrastive_terms",
     "strongest_atom_cross_entropy",
     "token_cross_entropy",
+    "vector_errors",
 ]

@@ -46,9 +46,9 @@ class MaskReplacement:
         return result
 
 
-def samples_to_look_at(number: int) -> list[int]:
-    """Indices of samples from all parts of a dataset of ``number`` samples, in random order."""
-    places = np.unique(np.linspace(0, max(number - 1, 0), min(number, MOST_SAMPLES)).astype(int))
+def samples_to_look_at(number: int, *, most: int = MOST_SAMPLES) -> list[int]:
+    """Indices of at most ``most`` samples from all parts of a dataset of ``number`` samples, in random order."""
+    places = np.unique(np.linspace(0, max(number - 1, 0), min(number, most)).astype(int))
     return np.random.default_rng(0).permutation(places).tolist()
 
 

@@ -15,7 +15,7 @@ from mlsm_plugin.core.hidden_states.encoder import HiddenStateSource
 from mlsm_plugin.core.hidden_states.settings import BlockSettings
 from mlsm_plugin.core.hidden_states.sources import alignment_of
 from mlsm_plugin.core.sparse_coding.coder import load_coder
-from mlsm_plugin.fairseq_plugin.coding.masked_states import MaskedStates, check_exists
+from mlsm_plugin.fairseq_plugin.coding.auxiliary_model import AuxiliaryModel, check_exists
 from mlsm_plugin.fairseq_plugin.data.token_blocks import is_content
 
 
@@ -59,14 +59,14 @@ class OnlineCodes:
             device="cpu",
             latent_top=latent_top,
         )
-        self._states = MaskedStates(
+        self._states = AuxiliaryModel(
             data_bin, checkpoint=checkpoint, layer=self.settings.layer, fp16=fp16, tokens_per_sample=tokens_per_sample
         )
         self._codes = StateCodes(self.coder, latent_top)
         self._is_checked = False
 
     def load_encoder(self) -> HiddenStateSource:
-        """The auxiliary model; see :meth:`MaskedStates.load_encoder`.
+        """The auxiliary model; see :meth:`AuxiliaryModel.load_encoder`.
 
         ValueError if model, dictionary, vocabulary and settings do not belong together.
         """

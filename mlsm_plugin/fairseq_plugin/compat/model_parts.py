@@ -69,8 +69,8 @@ def sentence_encoder(model: BaseFairseqModel) -> TransformerEncoder:
 
 
 def lm_head(model: BaseFairseqModel) -> RobertaLMHead:
-    """The module that computes vocabulary logits from the last hidden states."""
-    return model.encoder.lm_head
+    """The module that computes vocabulary logits from the last hidden states; the model may be wrapped."""
+    return unwrapped(model).encoder.lm_head
 
 
 def classification_heads(model: BaseFairseqModel) -> nn.ModuleDict:

@@ -335,12 +335,20 @@ def check_number_of_processes(distributed: DistributedTrainingConfig) -> None:
         )
 
 
+def learns_vectors(cfg: FairseqConfig) -> bool:
+    """Whether a model with this whole configuration learned vectors of texts, the means of its last hidden states."""
+    return registered_name(cfg.task) == "sentence_vectors"
+
+
 def why_untrained(cfg: FairseqConfig) -> str | None:
     """Why a model with this whole configuration has no trained masked-LM head; None if it has one."""
     task = registered_name(cfg.task)
-    weight = getattr(cfg.criterion, "mlm_weight", None)
-    if task == "nonparametric_masked_lm" or weight == 0:
-        why = "--task nonparametric_masked_lm has no loss on it" if weight is None else "--mlm-weight was 0"
+    why = None
+    if getattr(cfg.criterion, "mlm_weight", None) == 0:
+        why = "--mlm-weight was 0"
+    elif task == "nonparametric_masked_lm" or learns_vectors(cfg):
+        why = f"--task {task} has no loss on it"
+    if why is not None:
         return f"the masked-LM head of this model was not trained ({why})"
     if task in ("span_denoising", "sentence_prediction"):
         return f"a model of --task {task} is not a masked LM"

@@ -59,7 +59,7 @@ class StateRegressionCriterion(SummedCriterion):
 
     def load_state_dict(self, state_dict: dict[str, Tensor] | None, strict: bool = True, **options: Any) -> Any:
         """Load the layer of a checkpoint; keep the new one if the checkpoint predicts no states, or other ones."""
-        if not state_dict or not self.task.predicts_same_states:
+        if not state_dict or not self.task.same_auxiliary:
             return None
         self.is_ready = True
         return super().load_state_dict(state_dict, strict, **options)

@@ -213,11 +213,18 @@ def is_known(tokens: torch.Tensor, dictionary: Dictionary) -> torch.Tensor:
 
 
 def cut_into_blocks(
-    dataset: FairseqDataset, *, dictionary: Dictionary, tokens_per_sample: int, sample_break_mode: str, bos: int
+    dataset: FairseqDataset,
+    *,
+    dictionary: Dictionary,
+    tokens_per_sample: int,
+    sample_break_mode: str,
+    bos: int,
+    min_tokens: int = 1,
 ) -> PrependTokenDataset:
     """Cut a split into blocks of at most ``tokens_per_sample`` tokens, each beginning with ``bos``, as masked_lm does.
 
-    If masked_lm would make a longer block from a long sentence, its pieces become separate samples.
+    If masked_lm would make a longer block from a long sentence, its pieces become separate samples. Blocks of fewer
+    than ``min_tokens`` tokens, without ``bos``, are left out.
     """
     blocks = TokenBlockDataset(
         dataset,
@@ -227,7 +234,7 @@ def cut_into_blocks(
         eos=dictionary.eos(),
         break_mode=sample_break_mode,
     )
-    return PrependTokenDataset(BlockPiecesDataset(blocks, tokens_per_sample - 1), bos)
+    return PrependTokenDataset(BlockPiecesDataset(blocks, tokens_per_sample - 1, min_tokens=min_tokens), bos)
 
 
 def training_samples(

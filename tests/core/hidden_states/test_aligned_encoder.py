@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModel
+from transformers import AutoModel, AutoTokenizer
 
+from mlsm_plugin.core.files.sentence_modules import write_modules
 from mlsm_plugin.core.hidden_states.aligned_encoder import AlignedEncoder
 from mlsm_plugin.core.hidden_states.hf_encoder import HuggingFaceEncoder, HuggingFaceSource
 from mlsm_plugin.core.hidden_states.sources import alignment_of, open_encoder
@@ -151,6 +152,45 @@ def test_states_are_those_of_the_trainers_way(
             elif tokens[token] not in ("<s>", "</s>", "Ġ"):
                 assert not found[place].any()
     assert compared > 25
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
+@pytest.mark.parametrize("teacher", TEACHERS)
+def test_the_vector_of_a_row_is_that_of_its_text(
+    teacher: str, pooling: str, models: dict[str, Path], datasets: dict[str, Path], tmp_path: Path
+) -> None:
+    """The library's of the line itself, whichever tokenizer made the ids."""
+    folder = shutil.copytree(models[teacher], tmp_path / "teacher")
+    write_modules(folder, width=32, max_length=60)
+    mode = {"pooling_mode_mean_tokens": pooling == "mean", "pooling_mode_cls_token": pooling == "cls"}
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(mode), encoding="utf-8")
+    library = AutoModel.from_pretrained(folder).double().eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    for data in ("roberta", teacher):
+        rows = rows_of(HuggingFaceTokenizer(datasets[data] / "hf_tokenizer"), LINES[:2])
+        rows = torch.cat([rows, torch.full_like(rows[:1], PAD)])
+        encoder = open_encoder(f"hf:{folder}", datasets[data], layer=3, device="cpu")
+        vectors = encoder.text_vectors(rows, rows.ne(PAD))
+        for line, vector in zip(LINES[:2], vectors, strict=False):
+            with torch.no_grad():
+                hidden = library(**tokenizer(line, return_tensors="pt")).last_hidden_state[0]
+            expected = hidden[0] if pooling == "cls" else hidden.mean(dim=0)
+            torch.testing.assert_close(vector.double(), expected, rtol=0, atol=1e-5)
+        assert not vectors[2].any()
+
+
+def test_a_text_that_is_too_long_is_cut(
+    models: dict[str, Path], datasets: dict[str, Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    encoder = AlignedEncoder(f"hf:{models['bert']}", datasets["roberta"], layer=3, device="cpu")
+    rows = rows_of(HuggingFaceTokenizer(datasets["roberta"] / "hf_tokenizer"), ["A zebra's quick." * 40])
+    ids = encoder._aligner.read(rows.numpy()).ids[0].tolist()
+    assert len(ids) > encoder.max_tokens
+    for _ in range(2):
+        (vector,) = encoder.text_vectors(rows, rows.ne(PAD))
+    cut = library_states(models["bert"], [*ids[: encoder.max_tokens - 1], ids[-1]], 3)
+    torch.testing.assert_close(vector, cut.mean(dim=0), rtol=0, atol=1e-5)
+    assert caplog.text.count("positions are cut") == 1
 
 
 def test_what_decides_the_alignment_is_recorded(

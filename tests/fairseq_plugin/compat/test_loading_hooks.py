@@ -12,7 +12,7 @@ import torch
 from fairseq import tasks
 from fairseq.trainer import Trainer
 
-from tests.conftest import CRITERIONS, Pipeline, fairseq_train
+from tests.conftest import CRITERIONS, WITH_AUXILIARY, Pipeline, fairseq_train
 from tests.denoising_flags import TINY
 from tests.fairseq_plugin.compat.test_version_shims import error_line
 from tests.tiny_models import TinyData, positions
@@ -159,7 +159,7 @@ def test_errors_about_something_else_stay_as_they_are(
     assert isinstance(raised.value.__context__, MemoryError)
 
 
-BEGIN_WITH_MASKED_LM = ("taco", "masked_latent_semantic", "nonparametric_masked_lm", "state_regression")
+BEGIN_WITH_MASKED_LM = ("taco", "masked_latent_semantic", "nonparametric_masked_lm", *WITH_AUXILIARY)
 
 
 @pytest.mark.slow
@@ -167,13 +167,13 @@ BEGIN_WITH_MASKED_LM = ("taco", "masked_latent_semantic", "nonparametric_masked_
 def test_every_task_refuses_the_checkpoint_of_another_in_one_line(
     pipeline: Pipeline, tiny: TinyData, mlm: Path, tmp_path: Path, task: str
 ) -> None:
-    needs_pipeline = task in ("masked_latent_semantic", "state_regression")  # with codes and an auxiliary model
+    needs_pipeline = task in ("masked_latent_semantic", *WITH_AUXILIARY)  # with codes and an auxiliary model
     data = pipeline.data_bin if needs_pipeline else tiny.data_bin
     size = TINY if task == "span_denoising" else (*positions(64), "--arch", "mlsm_roberta_tiny")
     other = mlm
     if task == "plain_masked_lm":
         other = saved(tmp_path / "denoising.pt", trainer_of(tiny.data_bin, "span_denoising"))
-    if task == "state_regression":
+    if task in WITH_AUXILIARY:
         size = (*size, "--auxiliary-checkpoint", pipeline.auxiliary)
     for flag in ("--restore-file", "--finetune-from-model"):
         flags = (*size, "--max-update", 1, flag)

@@ -20,6 +20,7 @@ FITTING = {
     "nonparametric_masked_lm": {"span_contrastive"},
     "span_denoising": {"cross_entropy", "label_smoothed_cross_entropy"},
     "state_regression": {"state_regression"},
+    "sentence_vectors": {"sentence_vectors"},
 }
 TRIED = {*CRITERIONS.values(), "label_smoothed_cross_entropy", "sentence_prediction", "ctc", "wav2vec"}
 

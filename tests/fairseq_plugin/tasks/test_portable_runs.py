@@ -13,7 +13,7 @@ from fairseq import tasks
 from mlsm_plugin.core.files.model_files import DICTIONARY_NAME, MODEL_NAME
 from mlsm_plugin.core.text.vocabulary_record import TOKENIZER, VOCABULARY
 from mlsm_plugin.hub import from_pretrained
-from tests.conftest import CRITERIONS, Pipeline, fairseq_train, made_once, mlsm
+from tests.conftest import CRITERIONS, WITH_AUXILIARY, Pipeline, fairseq_train, made_once, mlsm
 from tests.core.text.test_vocabulary_record import exchange_pieces
 from tests.tiny_run import training_config
 
@@ -26,6 +26,7 @@ FLAGS = {
     "nonparametric_masked_lm": ("--group-size", 4, "--batch-size", 2),
     "plain_masked_lm": (),
     "span_denoising": DENOISING,
+    "sentence_vectors": (),
     "state_regression": (),
     "taco": (),
 }
@@ -140,7 +141,7 @@ def test_shards_have_one_vocabulary(pipeline: Pipeline, others: dict[str, Path],
     for other in others:
         shards = f"{pipeline.data_bin}:{others[other]}"
         flags = ("--latent-codes", pipeline.data_bin) if name == "masked_latent_semantic" else ()
-        if name == "state_regression":
+        if name in WITH_AUXILIARY:
             flags = ("--auxiliary-checkpoint", pipeline.auxiliary)
         task = task_of(name, shards, *FLAGS[name], *flags)
         if name == "masked_latent_semantic" and other != "renamed":
@@ -162,7 +163,7 @@ def error_of(result: Any) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in TASKS if name != "state_regression"])  # its auxiliary refuses first
+@pytest.mark.parametrize("name", [name for name in TASKS if name not in WITH_AUXILIARY])  # the auxiliary refuses first
 def test_runs_with_another_vocabulary_are_refused_and_nothing_is_lost(
     pipeline: Pipeline, others: dict[str, Path], tmp_path: Path, name: str
 ) -> None:

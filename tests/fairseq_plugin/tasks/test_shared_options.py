@@ -40,6 +40,7 @@ def test_defaults_of_the_blocks() -> None:
         "nonparametric_masked_lm": ("complete", 256),
         "span_denoising": ("none", 512),
         "state_regression": ("none", 1024),
+        "sentence_vectors": ("eos", 256),
     }
 
 

@@ -47,7 +47,9 @@ def test_errors(pipeline: Pipeline) -> None:
         task.check_resumes({**task.state_dict(), "states_layer": 1})
     with pytest.raises(ValueError, match="--auxiliary-checkpoint is another model than that of the run"):
         task.check_resumes({**task.state_dict(), "states_of": "0" * 64})
-    with pytest.raises(ValueError, match="the run began without an auxiliary model; pass another --save-dir"):
+    with pytest.raises(
+        ValueError, match="the run did not begin with --task state_regression and an auxiliary model; pass"
+    ):
         task.check_resumes({})
 
 

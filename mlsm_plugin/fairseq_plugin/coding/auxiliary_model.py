@@ -1,4 +1,4 @@
-"""Hidden states of the masked tokens of a batch, which an auxiliary model computes from the unmasked text."""
+"""Hidden states of tokens, and vectors of texts, which an auxiliary model computes of batches in training."""
 
 from functools import cached_property
 
@@ -13,8 +13,8 @@ from mlsm_plugin.core.hidden_states.sources import open_encoder, source_of
 from mlsm_plugin.fairseq_plugin.data.token_blocks import load_dictionary
 
 
-class MaskedStates:
-    """Hidden states of masked tokens.
+class AuxiliaryModel:
+    """The auxiliary model of a training, on the device of its batches.
 
     The constructor only checks that the auxiliary model exists; :meth:`load_encoder` reads it. Pickling leaves out the
     model; the copy reads it again when needed.
@@ -71,10 +71,18 @@ class MaskedStates:
     @torch.no_grad()
     def states(self, tokens: Tensor, chosen: Tensor) -> Tensor:
         """Hidden states ``(n, dim)`` of the ``chosen`` tokens, in order; ``(B, T)`` ids, right-padded, and bool."""
+        return self._on(tokens.device).hidden_states_of(tokens, chosen)
+
+    @torch.no_grad()
+    def text_vectors(self, tokens: Tensor) -> Tensor:
+        """The vectors ``(B, dim)`` of the texts in rows of ids ``(B, T)``, right-padded."""
+        return self._on(tokens.device).text_vectors(tokens, tokens.ne(self.vocabulary.pad()))
+
+    def _on(self, device: torch.device) -> HiddenStateSource:
         encoder = self.load_encoder()
-        if encoder.device != tokens.device:
-            encoder.to(tokens.device)
-        return encoder.hidden_states_of(tokens, chosen)
+        if encoder.device != device:
+            encoder.to(device)
+        return encoder
 
 
 def check_exists(checkpoint: PathLike) -> None:

@@ -8,16 +8,16 @@ import pytest
 import torch
 
 from mlsm_plugin.core.hidden_states.sources import open_encoder
-from mlsm_plugin.fairseq_plugin.coding.masked_states import MaskedStates
+from mlsm_plugin.fairseq_plugin.coding.auxiliary_model import AuxiliaryModel
 from tests.conftest import Pipeline
 
 TOKENS = torch.tensor([[0, 9, 8, 7, 2], [0, 5, 2, 1, 1]])
 CHOSEN = torch.tensor([[False, True, False, True, False], [False, True, False, False, False]])
 
 
-def reader(pipeline: Pipeline, **changes: object) -> MaskedStates:
+def reader(pipeline: Pipeline, **changes: object) -> AuxiliaryModel:
     settings = {"checkpoint": pipeline.auxiliary, "fp16": False, "tokens_per_sample": 48, **changes}
-    return MaskedStates(pipeline.data_bin, **settings)
+    return AuxiliaryModel(pipeline.data_bin, **settings)
 
 
 @pytest.mark.parametrize("layer", [0, 1, None])

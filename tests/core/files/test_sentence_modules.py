@@ -9,8 +9,8 @@ import pytest
 import torch
 from transformers import AutoModel, AutoTokenizer
 
+from mlsm_plugin.core.files.sentence_modules import copy_modules, modules_of, pooling_of, write_modules
 from mlsm_plugin.evaluation.sentence_encoders import open_sentence_encoder
-from mlsm_plugin.huggingface.sentence_modules import copy_modules, modules_of, pooling_of, write_modules
 from tests.tiny_hf_models import make_model
 
 
