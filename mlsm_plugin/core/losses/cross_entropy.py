@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-CHUNK_ENTRIES = 1 << 20  # logits in float32 at once: 4 MB, which fit into the caches of a CPU
+CHUNK_ENTRIES = 1 << 19  # logits in float32 at once: 2 MB, which fit into the caches of a CPU
 CHUNK_ENTRIES_GPU = 1 << 24
 
 
@@ -27,32 +27,41 @@ def token_cross_entropy(logits: Tensor, targets: Tensor, *, ignored: int = -100)
 
 
 class _CrossEntropy(torch.autograd.Function):
-    """Computes the gradient in the forward pass."""
+    """Computes the gradient in the forward pass, to the bit as ``F.cross_entropy`` does, with fewer passes."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, targets: Tensor, ignored: int) -> Tensor:
         dtype = torch.promote_types(logits.dtype, torch.float32)
+        needs_gradient = ctx.needs_input_grad[0]
         losses = logits.new_empty(len(logits), dtype=dtype)
-        gradient = torch.empty_like(logits) if ctx.needs_input_grad[0] else None
+        gradient = torch.empty_like(logits) if needs_gradient else None
+        counted = targets != ignored
+        columns = targets.where(counted, 0)[:, None]
+        signs = -counted[:, None].to(dtype)  # -1, or 0 for a row that does not count
         entries = CHUNK_ENTRIES_GPU if logits.is_cuda else CHUNK_ENTRIES
         rows = max(1, entries // max(1, logits.size(1)))
+        # the derivatives of the losses of a chunk by its log-probabilities: -1 for each target, and 0 elsewhere
+        outer = logits.new_zeros(min(rows, len(logits)), logits.size(1), dtype=dtype)
         for start in range(0, len(logits), rows):
             chunk = slice(start, start + rows)
-            part = logits[chunk].detach().requires_grad_(gradient is not None)
+            part = logits[chunk].detach().to(dtype).requires_grad_(needs_gradient)
             with torch.enable_grad():
-                chunk_losses = F.cross_entropy(part.to(dtype), targets[chunk], ignore_index=ignored, reduction="none")
-                total = chunk_losses.sum()
-            losses[chunk] = chunk_losses.detach()
+                log_probabilities = part.log_softmax(dim=1)
+            losses[chunk] = -log_probabilities.detach().gather(1, columns[chunk]).squeeze(1)
             if gradient is not None:
-                gradient[chunk] = torch.autograd.grad(total, part)[0]
+                of_chunk = outer[: len(part)].scatter_(1, columns[chunk], signs[chunk])
+                gradient[chunk] = torch.autograd.grad(log_probabilities, part, of_chunk)[0]
+                of_chunk.scatter_(1, columns[chunk], 0.0)
         if gradient is not None:
             ctx.save_for_backward(gradient)
-        return losses
+        return losses.where(counted, 0.0)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, scale: Tensor) -> tuple[Tensor, None, None]:
         (gradient,) = ctx.saved_tensors
+        if len(scale) > 1 and scale.stride(0) == 0:  # of a sum: one number for all rows, which is faster
+            return gradient * scale[0], None, None
         return torch.mul(gradient, scale[:, None], out=torch.empty_like(gradient)), None, None
 
 

@@ -56,3 +56,31 @@ def test_large_logits_and_no_logits_are_finite() -> None:
     assert losses.tolist() == [2e4, 0]
     assert logits.grad.tolist() == [[1, -1], [0, 0]]
     assert token_cross_entropy(torch.zeros(0, 3, requires_grad=True), torch.zeros(0, dtype=torch.long)).sum() == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_it_is_that_of_the_library_to_the_bit(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    targets = torch.randint(0, 5000, (300,))
+    targets[::7] = -100
+    found = []
+    for loss_of in (token_cross_entropy, library_cross_entropy):
+        logits = (5 * torch.randn(300, 5000, generator=torch.Generator().manual_seed(1))).to(dtype).requires_grad_()
+        losses = loss_of(logits, targets)
+        losses.sum().backward()
+        found.append((losses.detach(), logits.grad))
+    assert torch.equal(found[0][0], found[1][0])
+    assert torch.equal(found[0][1], found[1][1])
+
+
+def library_cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.cross_entropy(logits.float(), targets, reduction="none")
+
+
+def test_a_row_that_does_not_count_has_no_loss_whatever_its_logits() -> None:
+    logits = torch.tensor([[-math.inf, 0.0, 1.0], [1.0, 2.0, 3.0]], requires_grad=True)
+    losses = token_cross_entropy(logits, torch.tensor([-100, 1]))
+    (losses * torch.tensor([3.0, 2.0])).sum().backward()
+    assert losses[0] == 0
+    assert logits.grad[0].tolist() == [0, 0, 0]
+    assert logits.grad[1].sum().abs() < 1e-6
