@@ -225,8 +225,10 @@ class DividedLMHead(RobertaLMHead):
         return self.layer_norm(self.activation_fn(self.dense(features)))
 
     def token_logits(self, transformed: Tensor) -> Tensor:
-        """Vocabulary logits."""
-        return F.linear(transformed, self.weight) + self.bias
+        """Vocabulary logits, in half precision under autocast."""
+        if torch.is_autocast_enabled(transformed.device.type):  # the product is rounded; a sum in float32 adds nothing
+            return F.linear(transformed, self.weight, self.bias)
+        return F.linear(transformed, self.weight) + self.bias  # as in fairseq, to the bit
 
     def own_token_parameters(self) -> list[nn.Parameter]:
         """The parameters that only :meth:`token_logits` uses; a weight passed in belongs to the embeddings."""
