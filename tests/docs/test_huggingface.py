@@ -63,7 +63,7 @@ def test_the_commands_adapt_a_model_alone_and_in_ranks(folder: Path) -> None:
 
 
 def test_a_small_encoder_comes_out_of_a_published_one(folder: Path) -> None:
-    train, vectors, inspect, evaluate, _ = bash_blocks(read("docs/small_encoder.md"))
+    train, vectors, inspect, evaluate, *_ = bash_blocks(read("docs/small_encoder.md"))
     assert "--student 4x256 --vocab-size" in train
     assert "mlsm adapt MODEL --student 4x256 --vocab-size" in read("README.md")
     train, vectors = (
@@ -83,11 +83,15 @@ def test_a_small_encoder_comes_out_of_a_published_one(folder: Path) -> None:
 
 
 def test_a_student_of_fairseq_has_its_own_vocabulary(folder: Path) -> None:
-    commands = bash_blocks(read("docs/small_encoder.md"))[-1].replace("TEACHER", "MODEL").replace("4000", "300")
+    *_, commands, vectors = (block.replace("TEACHER", "MODEL") for block in bash_blocks(read("docs/small_encoder.md")))
+    commands = commands.replace("4000", "300")
     commands = commands.replace("--atoms 500", "--atoms 40 --k 4").replace("--tokens 100000", "--tokens 500")
     commands = commands.replace("--layer 5", "--layer 3")
     commands = commands.replace(" --output dict", " --tokens-per-sample 32 --output dict")
     assert "--task masked_latent_semantic" in run_in(folder, commands)
+    size = "--encoder-layers 1 --encoder-embed-dim 16 --encoder-attention-heads 2 --tokens-per-sample 32 --cpu"
+    vectors = vectors.replace("--save-dir", f"{size} --max-update 2 --num-workers 0 --save-dir")
+    assert "sentence-transformers opens it, too" in run_in(folder, vectors)
 
 
 def test_the_lines_of_python_run(folder: Path) -> None:

@@ -105,8 +105,10 @@ def test_three_commands_train_a_model(folder: Path, prepared_folder: Path, task:
         assert "`--auxiliary-checkpoint hf:MODEL" in row
         train_model(folder, "plain_masked_lm", "masked_lm", "teacher", sizes)
         sizes += " --auxiliary-checkpoint teacher/checkpoint_best.pt"
-    if "--sample-break-mode eos`" in row:
-        sizes += " --sample-break-mode eos"
+    if task == "sentence_vectors":
+        flags = " --sample-break-mode eos --batch-size 32"
+        assert f"hf:MODEL{flags}`" in row
+        sizes += flags
     if task == "span_denoising":
         assert "--arch denoising_small" in README
         sizes += " --arch denoising_small --decoder-layers 1 --decoder-attention-heads 2"

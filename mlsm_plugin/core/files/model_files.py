@@ -54,6 +54,10 @@ def _names(folder: Path, kind: str) -> list[str]:
     if not folder.is_dir():
         raise missing_checkpoint(folder, kind)
     names = sorted(file.name for file in folder.glob("*.pt"))
+    if not names and (folder / "config.json").is_file():
+        raise FileNotFoundError(
+            f"{folder} has no checkpoint (*.pt), but a model of Hugging Face: where both can be used, it is hf:{folder}"
+        )
     if not names:
         raise FileNotFoundError(f"{folder} has no checkpoint (*.pt); pass the --save-dir of a training run")
     return names

@@ -68,6 +68,8 @@ def read_contents(path: PathLike, *, mapped: bool = True) -> CheckpointState:
         raise
     except pickle.UnpicklingError:  # torch's own message advises to load without its protection
         raise unreadable(path, "it is damaged, or holds Python objects, which are not loaded") from None
+    except KeyError:  # torch's, for a byte that begins no object
+        raise unreadable(path, "it is another kind of file") from None
     except Exception as error:  # reading another kind of file raises errors of no common type
         raise unreadable(path, str(error) or type(error).__name__) from None
     return contents

@@ -119,7 +119,8 @@ class PluginTask(ABC):
 
     Criterions run under ``torch.autocast`` if ``--autocast`` is on, and their loss functions compute in float32. The
     task rejects criterions and models of other tasks, which fairseq accepts silently; it accepts all classes of a
-    user's plugin. It logs ``masked_share``, the share of the content tokens that is masked, over all workers.
+    user's plugin. It logs ``masked_share``, the share of the content tokens that is masked, over all workers, unless
+    there are none.
     Checkpoints load from anywhere, but only with the vocabulary that they were trained with. The configuration names
     the data (``data``), whose first folder has the dictionary. ValueError for ``--autocast bf16`` with another
     kind of reduced precision.
@@ -185,7 +186,7 @@ class PluginTask(ABC):
 
     @abstractmethod
     def masked_counts(self, sample: Sample) -> tuple[Tensor, Tensor]:
-        """The numbers of masked content tokens and of all content tokens of a batch."""
+        """The numbers of masked content tokens and of all content tokens of a batch; zeros if nothing is masked."""
 
     def train_step(
         self,
@@ -279,7 +280,8 @@ class PluginTask(ABC):
         super().reduce_metrics(logging_outputs, criterion)  # type: ignore[misc]
         masked = sum(log.get(MASKED, 0) for log in logging_outputs)
         content = sum(log.get(ALL, 0) for log in logging_outputs)
-        metrics.log_scalar("masked_share", masked / content if content > 0 else 0.0, content, round=3)
+        if content > 0:
+            metrics.log_scalar("masked_share", masked / content, content, round=3)
 
     @property
     def _data_folder(self) -> str:

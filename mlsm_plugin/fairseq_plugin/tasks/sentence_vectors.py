@@ -24,7 +24,7 @@ from mlsm_plugin.fairseq_plugin.compat.batches import Sample, SortedWholeEpochsD
 from mlsm_plugin.fairseq_plugin.compat.checkpoint_contents import CheckpointState
 from mlsm_plugin.fairseq_plugin.compat.model_parts import sentence_encoder, token_embeddings
 from mlsm_plugin.fairseq_plugin.compat.rank_gather import gather_rows
-from mlsm_plugin.fairseq_plugin.data.token_blocks import cut_into_blocks, is_content, load_split, split_path
+from mlsm_plugin.fairseq_plugin.data.token_blocks import cut_into_blocks, load_split, split_path
 from mlsm_plugin.fairseq_plugin.data.token_datasets import BatchPaddingDataset
 from mlsm_plugin.fairseq_plugin.tasks.auxiliary_model_task import AuxiliaryModelConfig, AuxiliaryModelTask
 from mlsm_plugin.fairseq_plugin.tasks.plugin_task import SAMPLE_BREAK_MODE_HELP, SAMPLE_BREAK_MODES, TextBlocksConfig
@@ -96,8 +96,8 @@ class SentenceVectorsTask(AuxiliaryModelTask):
         self.datasets[split] = SortedWholeEpochsDataset(batches, samples.sizes)
 
     def masked_counts(self, sample: Sample) -> tuple[Tensor, Tensor]:
-        content = is_content(sample["net_input"]["src_tokens"], self.source_dictionary).sum()
-        return torch.zeros_like(content), content
+        nothing = torch.zeros((), dtype=torch.int64)
+        return nothing, nothing
 
     def auxiliary_record(self) -> dict[str, object]:
         return {**super().auxiliary_record(), POOLING: self.auxiliary.load_encoder().pooling}
@@ -146,23 +146,21 @@ class SentenceVectorsTask(AuxiliaryModelTask):
         is_held_out = np.arange(len(vectors)) % HELD_OUT == HELD_OUT - 1
         directions = leading_directions(vectors[~is_held_out], self._width)
         logger.info(
-            "the model is narrower than the auxiliary model: it learns %d of %d directions, which have %.1f%% of the "
-            "squared lengths of the vectors of held-out texts",
+            "the model is narrower than the auxiliary model: it learns %d of %d directions, those of %d texts of %s",
             self._width,
             len(directions),
-            100 * share_kept(vectors[is_held_out], directions),
+            len(chosen) - is_held_out.sum(),
+            self._data_folder,
         )
+        if is_held_out.any():
+            share = share_kept(vectors[is_held_out], directions)
+            logger.info("they have %.1f%% of the squared lengths of the vectors of further texts", 100 * share)
         return gather_rows(torch.from_numpy(directions).to(device))[0][: len(directions)].cpu()
 
     def prepare_batch(self, sample: Sample, criterion: FairseqCriterion, update_num: int | None) -> Sample:
-        """The batch also gets the vectors that the model learns; ValueError if the directions are missing."""
+        """The batch also gets the vectors that the model learns."""
         vectors = self.auxiliary.text_vectors(sample["net_input"]["src_tokens"])
         if self._width == vectors.size(1):
             return {**sample, "vectors": vectors}
-        directions = self.state_dict().get(DIRECTIONS)
-        if directions is None:
-            raise ValueError(
-                "the model is narrower than the auxiliary model, and the directions that it learned are not loaded; "
-                "use `mlsm evaluate encoder` instead of fairseq-validate"
-            )
+        directions = self.state_dict()[DIRECTIONS]  # also of a checkpoint that fairseq-validate loads
         return {**sample, "vectors": vectors @ directions.to(vectors.device)}

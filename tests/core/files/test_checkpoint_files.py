@@ -45,6 +45,9 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
         checkpoint_of(tmp_path / "nowhere")
     with pytest.raises(FileNotFoundError, match=r"has no checkpoint \(\*\.pt\); pass the --save-dir"):
         checkpoint_of(tmp_path)
+    (tmp_path / "config.json").write_text("{}", encoding="utf-8")
+    with pytest.raises(FileNotFoundError, match=f"but a model of Hugging Face: .* it is hf:{tmp_path}$"):
+        only_checkpoint(tmp_path)
     with_files(tmp_path, "b.pt", "a.pt", "a.txt")
     with pytest.raises(FileNotFoundError, match=r"has no c\.pt; it has \['a\.pt', 'b\.pt'\]$"):
         checkpoint_of(tmp_path, "c.pt")
