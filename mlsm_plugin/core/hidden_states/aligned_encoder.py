@@ -59,8 +59,8 @@ class AlignedEncoder(HuggingFaceSource):
         """See :meth:`HiddenStateEncoder.text_vectors`; a row that is too long for the model is cut, with a warning."""
         rows = self._aligner.read(tokens.cpu().numpy()).ids
         ids = padded([self._cut(row) for row in rows], self.pad).to(self.device)
-        attended = ids.ne(self.pad)
-        return pooled_vectors(self._hidden_states(ids, attended), attended, self.pooling)
+        is_token = ids.ne(self.pad)  # of the model's own tokens; ``attended`` is about those of the dataset
+        return pooled_vectors(self._hidden_states(ids, is_token), is_token, self.pooling)
 
     def _cut(self, ids: np.ndarray) -> np.ndarray:
         """The beginning of a row that is too long for the model, and its last token, which ends a text."""

@@ -98,6 +98,7 @@ class _Rotation(torch.autograd.Function):
 
 
 def _written(source: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """The values of :func:`rotated`, without a gradient."""
     result = source.new_empty(source.shape)
     first, second = source.chunk(2, dim=-1)
     rotated_first, rotated_second = result.chunk(2, dim=-1)

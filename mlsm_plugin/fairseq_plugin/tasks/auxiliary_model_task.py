@@ -37,7 +37,6 @@ class AuxiliaryModelTask(BaseMaskedLMTask):
     """A task with an auxiliary model, which stays the same when a run resumes."""
 
     computes: ClassVar[str]  # what the auxiliary model computes: the beginning of its keys in the state of the task
-    auxiliary_layer: int | None = None  # the hidden state that is read; None: the last
     same_auxiliary = True  # whether the checkpoint that is loaded was trained with what this run computes
 
     def open_auxiliary(self) -> None:
@@ -91,7 +90,7 @@ class AuxiliaryModelTask(BaseMaskedLMTask):
         return AuxiliaryModel(
             utils.split_paths(self.cfg.data)[0],
             checkpoint=self.cfg.auxiliary_checkpoint,
-            layer=self.auxiliary_layer,
+            layer=getattr(self.cfg, "auxiliary_layer", None),  # a task without this option reads the last
             fp16=self.cfg.auxiliary_fp16 or None,
             tokens_per_sample=self.cfg.tokens_per_sample,
         )

@@ -8,7 +8,6 @@ from typing import Optional
 import torch
 from fairseq import utils
 from fairseq.criterions import FairseqCriterion
-from fairseq.data import Dictionary
 from fairseq.dataclass import FairseqDataclass
 from fairseq.models import BaseFairseqModel
 from fairseq.tasks import register_task
@@ -52,10 +51,6 @@ class StateRegressionTask(AuxiliaryModelTask):
     criterions = ("state_regression",)
     computes = "states"
     _head_width = 0
-
-    def __init__(self, cfg: StateRegressionTaskConfig, dictionary: Dictionary) -> None:
-        super().__init__(cfg, dictionary)
-        self.auxiliary_layer = cfg.auxiliary_layer
 
     def build_model(self, cfg: FairseqDataclass, from_checkpoint: bool = False) -> BaseFairseqModel:
         """Build the model; ValueError if it is not one of this package."""
