@@ -31,19 +31,21 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import kept_results
 import numpy as np
 import torch
 import torch.nn.functional as F
+from kept_results import KeptResults
 from torch import Tensor
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, logging, set_seed
 
 from mlsm_plugin.cli.actions import HelpFormatter
 from mlsm_plugin.cli.coding_options import check_positive
-from mlsm_plugin.core.files.atomic_files import atomic_open, read_json, sha256_of_files, write_json
-from mlsm_plugin.core.files.hf_files import hf_folder, weight_files
+from mlsm_plugin.core.files.atomic_files import atomic_open, write_json
 from mlsm_plugin.core.files.output_lock import hold_lock
 from mlsm_plugin.core.files.planned_folder import PlannedFolder
 from mlsm_plugin.core.files.step_record import RECORD, StepRecord
+from mlsm_plugin.core.hidden_states.hf_encoder import HuggingFaceSource
 from mlsm_plugin.core.machine.devices import default_device, has_fast_bf16
 from mlsm_plugin.evaluation.encoder_quality import linear_probe
 from mlsm_plugin.evaluation.labelled_texts import LabelledTexts, check_same_kind, read_labelled_texts
@@ -61,19 +63,12 @@ POSITIVE = (
 )
 
 
-class Comparison:
+class Comparison(KeptResults):
     """The parts of the comparison; the result of each is kept in a JSON file, and not computed again."""
 
     def __init__(self, args: argparse.Namespace) -> None:
-        self.args, self.output = args, Path(args.output)
+        super().__init__(args)
         self.device = default_device(None)
-
-    def once(self, name: str, compute: Any) -> Any:
-        """The content of ``name.json``; if the file does not exist, ``compute`` computes it."""
-        path = self.output / f"{name}.json"
-        if not path.exists():
-            write_json(path, compute())
-        return read_json(path)
 
     def adapt(self, objective: str, seed: int, updates: int, folder: Path) -> tuple[float, float]:
         """Run ``mlsm adapt``; returns its seconds, and the seconds of its training."""
@@ -289,16 +284,9 @@ def planned_folder(args: argparse.Namespace) -> PlannedFolder:
         ValueError: the model is not a Hugging Face model.
         OSError: a file cannot be read.
     """
-    model = hf_folder(args.model, weights=True)
-    inputs = {name: sha256_of_files(getattr(args, name)) for name in FILES}
-    inputs["model"] = sha256_of_files(model / "config.json", *weight_files(model))
-    settings = {name: value for name, value in vars(args).items() if name not in (*inputs, *MAY_CHANGE)}
-    return PlannedFolder(
-        args.output,
-        {"settings": settings, "inputs": inputs},
-        seal_file="adaptation.json",
-        advice="Give another --output, or the settings that it was begun with",
-    )
+    inputs = {name: [getattr(args, name)] for name in FILES}
+    inputs["model"] = HuggingFaceSource.files_of(args.model)
+    return kept_results.planned_folder(args, inputs, may_change=MAY_CHANGE, seal_file="adaptation.json")
 
 
 def main() -> int:

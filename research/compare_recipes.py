@@ -15,7 +15,8 @@ rows of ``mlsm adapt``, and in what follows them, so run the rows of ``run_mlm``
 before (``start``) and after: bits of masked words and retrieval on ``--valid``, and linear probes on the first
 ``--lines`` labelled texts.
 
-Writes a table and a JSON file for each row. Run the same command again to resume, also with further rows.
+Writes a table and a JSON file for each row. Run the same command again to resume. A later command may change the rows
+and the minutes; other settings need another --output.
 """
 
 from __future__ import annotations
@@ -32,8 +33,10 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
+import kept_results
 import numpy as np
 import torch
+from kept_results import KeptResults
 from labelled_lines import first_lines
 from torch import nn
 from transformers import (
@@ -48,7 +51,8 @@ from transformers import (
 
 from mlsm_plugin.core.coding.coder_learning import LearningSettings
 from mlsm_plugin.core.coding.split_coder import CodingSettings
-from mlsm_plugin.core.files.atomic_files import atomic_open, read_json, write_json
+from mlsm_plugin.core.files.atomic_files import atomic_open, write_json
+from mlsm_plugin.core.files.planned_folder import PlannedFolder
 from mlsm_plugin.core.hidden_states.hf_encoder import HuggingFaceEncoder, HuggingFaceSource
 from mlsm_plugin.core.machine.memory import keep_freed_memory
 from mlsm_plugin.core.sparse_coding.coder import load_coder
@@ -194,13 +198,8 @@ def adamw_by_layers(model: PretrainingModel, training: TrainingSettings, decay: 
     return torch.optim.AdamW(groups, betas=(0.9, 0.98))
 
 
-class Comparison:
+class Comparison(KeptResults):
     """The rows of the comparison; each result is kept in the output folder, and not computed again."""
-
-    def __init__(self, args: argparse.Namespace) -> None:
-        self.args = args
-        self.output: Path = args.output
-        self.output.mkdir(parents=True, exist_ok=True)
 
     @cached_property
     def text(self) -> TokenSequences:
@@ -233,10 +232,7 @@ class Comparison:
     def row(self, name: str) -> dict[str, Any]:
         """The figures of a row."""
         key = START if name == START else self.timed_name(name)
-        path = self.output / f"{key}.json"
-        if not path.exists():
-            write_json(path, self.measured(name, self.output / "models" / key))
-        figures: dict[str, Any] = read_json(path)
+        figures: dict[str, Any] = self.once(key, partial(self.measured, name, self.output / "models" / key))
         return figures
 
     def measured(self, name: str, folder: Path) -> dict[str, Any]:
@@ -399,6 +395,23 @@ def table(comparison: Comparison, row: Callable[[str], dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def planned_folder(args: argparse.Namespace) -> PlannedFolder:
+    """The folder of a comparison, with fixed settings and inputs; later commands may change the rows and the minutes.
+
+    Raises:
+        ValueError: the model is not a Hugging Face model.
+        OSError: a file cannot be read.
+    """
+    inputs = {
+        "model": HuggingFaceSource.files_of(args.model),
+        "text": [args.text],
+        "valid": [args.valid],
+        "labelled": [file for files in args.labelled for file in files],
+    }
+    may_change = ("rows", "minutes", "wall", "output")
+    return kept_results.planned_folder(args, inputs, may_change=may_change, seal_file=f"{START}.json")
+
+
 def parse_arguments() -> argparse.Namespace:
     """The options of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -423,6 +436,10 @@ def main() -> int:
     """Train and measure the missing rows, and write the table."""
     args = parse_arguments()
     logging.set_verbosity_error()
+    try:
+        planned_folder(args).begin()
+    except (ValueError, OSError) as error:
+        raise SystemExit(str(error)) from None
     comparison = Comparison(args)
     for name in args.rows:
         try:

@@ -23,7 +23,8 @@ A student with its own tokenizer is trained from random weights, for the same nu
 Times are processor seconds, which other work on the machine hardly changes. Measured on each student: bits of masked
 words and retrieval on ``--valid``, linear probes, fine-tuning on the first ``--lines`` labelled texts, and ``--pairs``.
 
-Writes ``teachers.md`` and JSON files. Run the same command again to resume: finished parts are not repeated.
+Writes ``teachers.md`` and JSON files. Run the same command again to resume: finished parts are not repeated. A later
+command may add rows and seeds; other settings need another --output.
 """
 
 from __future__ import annotations
@@ -38,10 +39,12 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
+import kept_results
 import numpy as np
 import scipy.sparse as sp
 import torch
 from control_codes import exchanged_sources, looked_up, means_of_types, of_types, write_random_dictionary
+from kept_results import KeptResults
 from labelled_lines import first_lines
 from torch import nn
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments, logging
@@ -49,7 +52,8 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 from mlsm_plugin.core.coding.block_coding import store_meta
 from mlsm_plugin.core.coding.coder_learning import LearningSettings
 from mlsm_plugin.core.coding.split_coder import CodingSettings
-from mlsm_plugin.core.files.atomic_files import atomic_open, read_json, write_json
+from mlsm_plugin.core.files.atomic_files import atomic_open, read_json
+from mlsm_plugin.core.files.planned_folder import PlannedFolder
 from mlsm_plugin.core.files.progress import Progress
 from mlsm_plugin.core.hidden_states.hf_encoder import HuggingFaceEncoder, HuggingFaceSource
 from mlsm_plugin.core.losses.sentence_vectors import leading_directions
@@ -98,6 +102,7 @@ CONTROLS = ("exchanged-within-types", "type-mean", "random-dictionary")
 HALVES = ("mlsm-then-mlm", "codes-first-half")
 WITHOUT_MLM = ("mlsm", "sentence-vectors")  # whose masked-LM head is not trained
 TOP_OF_MEANS = 64  # atoms of a mean code
+TABLE = "teachers.md"
 STATES = "states.npy"
 VECTORS = "vectors.npy"
 BATCH = 32  # sequences for the teacher at once
@@ -117,20 +122,8 @@ class MaskedLmInSecondHalf(TrainerCallback):
             model.latent_weight = 0.0
 
 
-class Comparison:
+class Comparison(KeptResults):
     """The parts of the comparison; each result is kept in the output folder, and not computed again."""
-
-    def __init__(self, args: argparse.Namespace) -> None:
-        self.args = args
-        self.output: Path = args.output
-        self.output.mkdir(parents=True, exist_ok=True)
-
-    def once(self, name: str, compute: Callable[[], Any]) -> Any:
-        """The content of ``name.json``; if the file does not exist, ``compute`` computes it."""
-        path = self.output / f"{name}.json"
-        if not path.exists():
-            write_json(path, compute())
-        return read_json(path)
 
     @cached_property
     def tokenizer_folder(self) -> Path:
@@ -467,6 +460,23 @@ def _mean(values: Sequence[float]) -> str:
     return f"{statistics.mean(values):.2f} ± {statistics.stdev(values):.2f}"
 
 
+def planned_folder(args: argparse.Namespace) -> PlannedFolder:
+    """The folder of a comparison, with fixed settings and inputs; later commands may add rows and seeds.
+
+    Raises:
+        ValueError: the teacher is not a Hugging Face model.
+        OSError: a file cannot be read.
+    """
+    inputs = {
+        "teacher": HuggingFaceSource.files_of(args.teacher),
+        "text": [args.text],
+        "valid": [args.valid],
+        "labelled": [file for files in args.labelled for file in files],
+        "pairs": args.pairs,
+    }
+    return kept_results.planned_folder(args, inputs, may_change=("rows", "seeds", "output"), seal_file=TABLE)
+
+
 def parse_arguments() -> argparse.Namespace:
     """The options of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -499,6 +509,10 @@ def main() -> int:
     """Train and measure the missing students, seed by seed, and write the table."""
     args = parse_arguments()
     logging.set_verbosity_error()
+    try:
+        planned_folder(args).begin()
+    except (ValueError, OSError) as error:
+        raise SystemExit(str(error)) from None
     keep_freed_memory()
     comparison = Comparison(args)
     for seed in args.seeds:
@@ -506,7 +520,7 @@ def main() -> int:
             comparison.row(name, seed)
             comparison.finetuned(name, seed)
             comparison.accuracy_on_pairs(name, seed)
-            with atomic_open(args.output / "teachers.md", "w") as file:
+            with atomic_open(args.output / TABLE, "w") as file:
                 file.write(table(comparison))
     print(table(comparison))
     return 0

@@ -142,7 +142,5 @@ def test_models_that_are_no_masked_lm_say_why(tiny: TinyData, english_text: tupl
     with pytest.raises(NoMaskedLmError, match=r"was not trained \(--task nonparametric_masked_lm has no loss on it"):
         open_masked_lm(npm, tiny.data_bin)
     folder = make_model("bert", english_text[0], tmp_path / "headless", kind=AutoModel)
-    with pytest.raises(
-        NoMaskedLmError, match=r"headless lacks \d+ weights of its model, such as cls\.pred.*without a m"
-    ):
+    with pytest.raises(NoMaskedLmError, match=r"headless was saved without a masked-LM head .*such as cls.predictions"):
         open_masked_lm(f"hf:{folder}", tiny.data_bin)

@@ -81,7 +81,7 @@ def test_no_loader_takes_a_head_that_is_not_there(tiny: TinyData, tmp_path: Path
     pairs.write_text('{"sentence_good": "a name", "sentence_bad": "name a"}\n', encoding="utf-8")
     for words in (("evaluate", "pairs", "--checkpoint", folder, "--input", pairs),
                   ("convert", folder, tmp_path / "imported", "--text", tiny.text)):  # fmt: skip
-        assert "it was saved without a masked-LM head" in failing_mlsm(capsys, *words)
+        assert "was saved without a masked-LM head" in failing_mlsm(capsys, *words)
     imported = import_model(folder, tmp_path / "npm", ["The name is bound."], npm="phrase")
     assert imported.largest_difference <= 1e-4
     with pytest.raises(ValueError, match="was not trained"):

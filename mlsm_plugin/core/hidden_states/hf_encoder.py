@@ -254,9 +254,10 @@ def load_library_model(
         logger.warning("%s has no masked-LM head; a new one is initialized at random, %s", folder, new_head)
     if new_head is not None:
         missing = of_encoder
+    if missing and not of_encoder and "MaskedLM" in kind:
+        raise ValueError(f"{folder} was saved without a masked-LM head (it lacks weights such as {missing[0]})")
     if missing:
-        why = "" if "MaskedLM" not in kind else "; it was saved without a masked-LM head"
-        raise ValueError(f"{folder} lacks {len(missing)} weights of its model, such as {missing[0]}{why}")
+        raise ValueError(f"{folder} lacks {len(missing)} weights of its model, such as {missing[0]}")
     if not fewer_layers:
         _warn_of_further_layers(info, folder)
     check_finite_weights(model.named_parameters(), folder)
