@@ -54,12 +54,19 @@ from mlsm_plugin.huggingface import MaskedLmCollator, MaskedLmModel, Pretraining
 
 OBJECTIVES = ("mlm", "mlsm+mlm", "taco")
 START = "start"
-EPOCHS, BATCH = 3, 32
+EPOCHS = 3
+BATCH = 32
 FILES = ("text", "valid", "train", "test")
 MAY_CHANGE = ("seeds", "quiet", "output")  # options that no figure depends on
 POSITIVE = (
-    *("minutes", "labelled", "finetuning_rate", "max_length", "batch_size", "learning_rate"),
-    *("atoms", "dictionary_tokens"),
+    "minutes",
+    "labelled",
+    "finetuning_rate",
+    "max_length",
+    "batch_size",
+    "learning_rate",
+    "atoms",
+    "dictionary_tokens",
 )
 
 
@@ -76,12 +83,10 @@ class Comparison(KeptResults):
         words = ["adapt", args.model, "--text", args.text, "--valid", args.valid, "--objective", objective]
         words += ["--output", folder, "--updates", updates, "--seed", seed, "--max-length", args.max_length]
         words += ["--batch-size", args.batch_size, "--learning-rate", args.learning_rate, "--evaluate-every", updates]
-        words += ["--keep-vectors", 0] if objective == "mlm" else []
-        words += (
-            ["--coder", args.coder, "--atoms", args.atoms, "--tokens", args.dictionary_tokens]
-            if "mlsm" in objective
-            else []
-        )
+        if objective == "mlm":
+            words += ["--keep-vectors", 0]
+        if "mlsm" in objective:
+            words += ["--coder", args.coder, "--atoms", args.atoms, "--tokens", args.dictionary_tokens]
         start = time.perf_counter()
         command = [sys.executable, "-m", "mlsm_plugin.cli.main", *map(str, words)]
         process = subprocess.run(command, stdout=subprocess.DEVNULL if args.quiet else None, check=False)
@@ -114,6 +119,11 @@ class Comparison(KeptResults):
         updates = {}
         for objective in args.objectives:
             budget = 60 * args.minutes - speeds[objective]["extra"]
+            if budget <= 0:
+                needed = speeds[objective]["extra"] / 60
+                print(
+                    f"{objective} takes {needed:.1f} minutes before its first update; it gets one update all the same"
+                )
             updates[objective] = max(1, int(budget / speeds[objective]["update"]))
             rows[objective] = [self.adapted(objective, seed, updates[objective]) for seed in args.seeds]
         return {"minutes": args.minutes, "speeds": speeds, "updates": updates, "rows": rows}
@@ -147,7 +157,8 @@ class Comparison(KeptResults):
         tokenizer = AutoTokenizer.from_pretrained(model)
         held_out = self.output / "held-out"
         sequences, _ = write_text_sequences([self.args.valid], model, held_out, max_length=self.args.max_length)
-        data, collator = PretrainingSequences(sequences), MaskedLmCollator(tokenizer)
+        data = PretrainingSequences(sequences)
+        collator = MaskedLmCollator(tokenizer)
         network = MaskedLmModel.from_pretrained(model).to(self.device).eval()
         sums = np.zeros(2 * len(network.figures))
         for first in range(0, len(data), BATCH):
@@ -172,7 +183,8 @@ class Comparison(KeptResults):
         tokenizer = AutoTokenizer.from_pretrained(model)
         network = AutoModelForSequenceClassification.from_pretrained(model, num_labels=len(labels)).to(self.device)
         optimizer = torch.optim.AdamW(network.parameters(), lr=self.args.finetuning_rate, weight_decay=0.01)
-        targets, total = _targets(train, labels), EPOCHS * math.ceil(len(train) / BATCH)
+        targets = _targets(train, labels)
+        total = EPOCHS * math.ceil(len(train) / BATCH)
         warmup = max(1, round(0.06 * total))
         schedule = torch.optim.lr_scheduler.LambdaLR(
             optimizer, lambda step: min((step + 1) / warmup, (total - step) / max(1, total - warmup))
@@ -189,7 +201,9 @@ class Comparison(KeptResults):
                     logits = network(**inputs).logits
                 F.cross_entropy(logits.float(), targets[rows].to(self.device)).backward()
                 torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
-                optimizer.step(), schedule.step(), optimizer.zero_grad()
+                optimizer.step()
+                schedule.step()
+                optimizer.zero_grad()
         network.eval()
         predictions = []
         with torch.no_grad():

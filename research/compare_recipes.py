@@ -37,7 +37,7 @@ import kept_results
 import numpy as np
 import torch
 from kept_results import KeptResults
-from labelled_lines import first_lines
+from labelled_lines import check_tasks, first_lines
 from torch import nn
 from transformers import (
     AutoModelForMaskedLM,
@@ -51,9 +51,11 @@ from transformers import (
 
 from mlsm_plugin.core.coding.coder_learning import LearningSettings
 from mlsm_plugin.core.coding.split_coder import CodingSettings
-from mlsm_plugin.core.files.atomic_files import atomic_open, write_json
+from mlsm_plugin.core.files.atomic_files import atomic_open
+from mlsm_plugin.core.files.output_lock import hold_lock
 from mlsm_plugin.core.files.planned_folder import PlannedFolder
 from mlsm_plugin.core.hidden_states.hf_encoder import HuggingFaceEncoder, HuggingFaceSource
+from mlsm_plugin.core.machine.devices import has_fast_bf16
 from mlsm_plugin.core.machine.memory import keep_freed_memory
 from mlsm_plugin.core.sparse_coding.coder import load_coder
 from mlsm_plugin.core.text.hf_tokenizer import load_fast_tokenizer
@@ -356,14 +358,14 @@ class Comparison(KeptResults):
         return trainer
 
     def codes(self) -> Path:
-        """The model's own codes, as ``mlsm adapt`` makes them; writes the processor seconds to ``codes.json``."""
-        start = time.process_time()
+        """The model's own codes, as ``mlsm adapt`` makes them."""
         folder = self.output / "codes"
         model = self.args.model
         layer = HuggingFaceSource.layers_of(model)
-        encoder = HuggingFaceEncoder(model, layer=layer, device="cpu", fp16=None)
+        half = has_fast_bf16(torch.device("cpu"))
+        encoder = HuggingFaceEncoder(model, layer=layer, device="cpu", fp16=half)
         learning = LearningSettings(
-            layer=layer, coder="topk", atoms=self.args.atoms, tokens=self.args.tokens, device="cpu"
+            layer=layer, coder="topk", atoms=self.args.atoms, tokens=self.args.tokens, device="cpu", fp16=half
         )
         dictionary = self.output / "dictionary"
         learn_from_sequences(self.text, model, output=dictionary, settings=learning, encoder=encoder)
@@ -373,10 +375,9 @@ class Comparison(KeptResults):
                 model,
                 coder=load_coder(dictionary),
                 output=folder,
-                settings=CodingSettings(layer),
+                settings=CodingSettings(layer, fp16=half),
                 encoder=encoder,
             )
-            write_json(self.output / "codes.json", {"seconds": time.process_time() - start})
         return folder
 
 
@@ -437,7 +438,11 @@ def main() -> int:
     args = parse_arguments()
     logging.set_verbosity_error()
     try:
-        planned_folder(args).begin()
+        check_tasks(args.labelled)
+        folder = planned_folder(args)
+        folder.check()
+        hold_lock(args.output)
+        folder.begin()
     except (ValueError, OSError) as error:
         raise SystemExit(str(error)) from None
     comparison = Comparison(args)

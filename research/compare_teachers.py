@@ -31,6 +31,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import statistics
 import sys
 import time
@@ -45,7 +46,7 @@ import scipy.sparse as sp
 import torch
 from control_codes import exchanged_sources, looked_up, means_of_types, of_types, write_random_dictionary
 from kept_results import KeptResults
-from labelled_lines import first_lines
+from labelled_lines import check_tasks, first_lines
 from torch import nn
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments, logging
 
@@ -53,10 +54,12 @@ from mlsm_plugin.core.coding.block_coding import store_meta
 from mlsm_plugin.core.coding.coder_learning import LearningSettings
 from mlsm_plugin.core.coding.split_coder import CodingSettings
 from mlsm_plugin.core.files.atomic_files import atomic_open, read_json
+from mlsm_plugin.core.files.output_lock import hold_lock
 from mlsm_plugin.core.files.planned_folder import PlannedFolder
 from mlsm_plugin.core.files.progress import Progress
 from mlsm_plugin.core.hidden_states.hf_encoder import HuggingFaceEncoder, HuggingFaceSource
 from mlsm_plugin.core.losses.sentence_vectors import leading_directions
+from mlsm_plugin.core.machine.devices import has_fast_bf16
 from mlsm_plugin.core.machine.memory import keep_freed_memory
 from mlsm_plugin.core.sparse_coding.code_store import CodeStore
 from mlsm_plugin.core.sparse_coding.code_store_writer import CodeStoreWriter
@@ -102,6 +105,7 @@ CONTROLS = ("exchanged-within-types", "type-mean", "random-dictionary")
 HALVES = ("mlsm-then-mlm", "codes-first-half")
 WITHOUT_MLM = ("mlsm", "sentence-vectors")  # whose masked-LM head is not trained
 TOP_OF_MEANS = 64  # atoms of a mean code
+PARTS = ("dictionary-seconds", "states", "codes-seconds")  # files with the seconds of what ``mlsm+mlm`` needs
 TABLE = "teachers.md"
 STATES = "states.npy"
 VECTORS = "vectors.npy"
@@ -160,12 +164,19 @@ class Comparison(KeptResults):
         return AlignedSequences(TokenSequences(folder), TokenSequences(places))
 
     @cached_property
+    def half(self) -> bool:
+        """Whether the teacher's products are in bfloat16."""
+        return has_fast_bf16(torch.device("cpu"))
+
+    @cached_property
     def encoder(self) -> HuggingFaceEncoder:
         """The teacher, up to its coded layer."""
-        return HuggingFaceEncoder(self.args.teacher, layer=self.args.layer, device="cpu", fp16=None)
+        return HuggingFaceEncoder(self.args.teacher, layer=self.args.layer, device="cpu", fp16=self.half)
 
     def learn_dictionary(self) -> dict[str, float]:
-        """Learn the dictionary; returns its processor seconds."""
+        """Learn the dictionary, from the beginning; returns its processor seconds."""
+        folder = self.output / "dictionary"
+        shutil.rmtree(folder, ignore_errors=True)  # a resumed part would have the seconds of its end only
         start = time.process_time()
         settings = LearningSettings(
             layer=self.args.layer,
@@ -174,8 +185,8 @@ class Comparison(KeptResults):
             k=self.args.k,
             tokens=self.args.dictionary_tokens,
             device="cpu",
+            fp16=self.half,
         )
-        folder = self.output / "dictionary"
         learn_from_sequences(
             self.aligned.sequences, self.args.teacher, output=folder, settings=settings, encoder=self.encoder
         )
@@ -219,7 +230,7 @@ class Comparison(KeptResults):
         """Write the teacher's vectors of the lines; returns the processor seconds."""
         start = time.process_time()
         output = self.output / VECTORS
-        write_vectors([self.args.text], self.lines, self.tokenizer_folder, self.args.teacher, output, fp16=None)
+        write_vectors([self.args.text], self.lines, self.tokenizer_folder, self.args.teacher, output, fp16=self.half)
         return {"seconds": time.process_time() - start}
 
     def sentences(self, width: int) -> SentenceVectors:
@@ -240,10 +251,9 @@ class Comparison(KeptResults):
     def codes(self, kind: str) -> Path:
         """The folder of a code store; ``kind`` is ``codes`` or a control."""
         self.once("dictionary-seconds", self.learn_dictionary)
+        self.once("states", self.read_states)  # before the seconds of coding begin
         folder = self.output / f"{kind}.codes"
-        if not (folder / "meta.json").exists():
-            self.once("states", self.read_states)  # before the seconds of coding begin
-            self.once(f"{kind}-seconds", partial(self.write_codes, kind, folder))
+        self.once(f"{kind}-seconds", partial(self.write_codes, kind, folder))
         return folder
 
     def write_codes(self, kind: str, folder: Path) -> dict[str, float]:
@@ -272,11 +282,12 @@ class Comparison(KeptResults):
     def _write(
         self, kind: str, folder: Path, dictionary: Path, codes_of: Callable[[np.ndarray], sp.csr_matrix]
     ) -> dict[str, float]:
+        shutil.rmtree(folder, ignore_errors=True)  # as in learn_dictionary
         start = time.process_time()
         number = self.aligned.sequences.num_tokens
         meta = store_meta(
             load_coder(dictionary),
-            CodingSettings(self.args.layer),
+            CodingSettings(self.args.layer, fp16=self.half),
             split=self.aligned.sequences.fingerprint,
             auxiliary=HuggingFaceSource.fingerprint_of(self.args.teacher),
             blocks=None,
@@ -311,9 +322,11 @@ class Comparison(KeptResults):
     def total_seconds(self, seed: int) -> float:
         """The processor seconds of ``mlsm+mlm``, including the dictionary and the codes of the text that it reads."""
         trained = self.row("mlsm+mlm", seed)["seconds"]
-        coding = self.once("states", self.read_states)["seconds"] + self.once("codes-seconds", dict)["seconds"]
+        parts = {name: read_json(self.output / f"{name}.json")["seconds"] for name in PARTS}
+        coding = parts["states"] + parts["codes-seconds"]
         share = min(1.0, self.args.updates * self.args.batch_size / len(self.text))
-        return trained + self.once("dictionary-seconds", dict)["seconds"] + share * coding
+        total: float = trained + parts["dictionary-seconds"] + share * coding
+        return total
 
     def trained(self, name: str, seed: int) -> dict[str, Any]:
         """Train a student and measure it."""
@@ -510,7 +523,11 @@ def main() -> int:
     args = parse_arguments()
     logging.set_verbosity_error()
     try:
-        planned_folder(args).begin()
+        check_tasks(args.labelled)
+        folder = planned_folder(args)
+        folder.check()
+        hold_lock(args.output)
+        folder.begin()
     except (ValueError, OSError) as error:
         raise SystemExit(str(error)) from None
     keep_freed_memory()

@@ -181,10 +181,13 @@ class _Chain:
         if second_model:
             self._check_same_vocabulary(second_model)
         positions: dict[str, int] = {}  # by the model that reads the text
+        readers = [] if second_model is None else [second_model]
         if self.settings.student is not None:
             positions["the new model"] = positions_of(self.setup.config)
+        if self.settings.student is None or self.settings.objective in WITH_AUXILIARY:
+            readers.append(self.settings.model)
         if not self.text.is_aligned:
-            for name in (self.settings.model, second_model or self.settings.model):
+            for name in readers:
                 positions[name] = HuggingFaceSource.usual_tokens_of(name)
         name = min(positions, key=lambda reader: positions[reader])
         if self.setup.length > positions[name]:
@@ -355,14 +358,18 @@ class _Chain:
         is_new = self.settings.student is not None
         names = ("teacher", "student") if is_new else ("before", "after")
         folders = (hf_folder(self._reference), self.output / MODEL)
-        before = self.setup.record.figures_of("before")
-        after = self.setup.record.figures_of("training")
-        losses = [name for name in after if name in before and name != "accuracy"]
-        loss_fell = not is_new and all(after[name] < before[name] for name in losses)
+        record = self.setup.record
+        loss_fell = not is_new and _losses_fell(record.figures_of("before"), record.figures_of("training"))
         models = dict(zip(names, folders, strict=True))
         figures = quality.measure(models, text, loss_fell=loss_fell, device=self.setup.device)
         add_quality(self.output / MODEL, figures)
         write_json(self.output / QUALITY, figures)
+
+
+def _losses_fell(before: dict[str, float], after: dict[str, float]) -> bool:
+    """Whether all losses are lower after the training; accuracies are not losses."""
+    losses = [name for name in after if name in before and not name.endswith("accuracy")]
+    return all(after[name] < before[name] for name in losses)
 
 
 def _losses(figures: dict[str, float]) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""What the settings of an adaptation come to with its model, its output folder and this machine."""
+"""The settings of an adaptation, with all defaults filled in for its model, output folder and machine."""
 
 import os
 from dataclasses import replace
@@ -8,6 +8,7 @@ import torch
 
 from mlsm_plugin.core.coding.coder_learning import LASSO, LearningSettings
 from mlsm_plugin.core.coding.settings import STORE
+from mlsm_plugin.core.files.atomic_files import read_json
 from mlsm_plugin.core.files.hf_files import hf_folder
 from mlsm_plugin.core.files.json_checks import JsonObject
 from mlsm_plugin.core.files.metric_log import MetricLog
@@ -29,7 +30,7 @@ from mlsm_plugin.huggingface.adaptation_settings import (
 from mlsm_plugin.huggingface.kept_states_model import KEEP_WEIGHT
 from mlsm_plugin.huggingface.model_card import name_in_card
 from mlsm_plugin.huggingface.pretraining_sequences import SEQUENCES_OF_GROUP
-from mlsm_plugin.huggingface.student_model import student_config
+from mlsm_plugin.huggingface.student_model import FROM_TOKENIZER, student_config
 from mlsm_plugin.huggingface.text_sequences import default_max_length
 from mlsm_plugin.huggingface.training import LEARNING_RATE, TrainingSettings
 
@@ -165,7 +166,7 @@ class AdaptationSetup:
         training["training"] = recipe
         training["processes"] = self.processes
         if settings.student is not None:
-            training["student"] = self.config.to_dict() if os.path.exists(settings.student) else settings.student
+            training["student"] = self._student_identity(settings.student)
         if settings.objective == "distill":
             training["teacher"] = HuggingFaceSource.fingerprint_of(str(settings.teacher_model))
         del training["regressed_layer"]  # records of earlier versions lack it
@@ -176,6 +177,22 @@ class AdaptationSetup:
             training["regressed_layer"] = self.layer
             training["auxiliary"] = HuggingFaceSource.fingerprint_of(settings.auxiliary_model)
         return training
+
+    def _student_identity(self, student: str) -> object:
+        """What decides the configuration of a new model: its size, or the content of ``config.json``.
+
+        Earlier versions recorded the whole configuration, which also depends on the version of transformers.
+        """
+        if not os.path.exists(student):
+            return student
+        folder = Path(student).parent if Path(student).name == "config.json" else Path(student)
+        content: JsonObject = read_json(folder / "config.json")
+        content.pop("transformers_version", None)
+        recorded = self.record.settings_of("training").get("student")
+        decisive = content.keys() - set(FROM_TOKENIZER)
+        if isinstance(recorded, dict) and all(recorded.get(name) == content[name] for name in decisive):
+            return recorded
+        return content
 
     def settings_of_card(self, sequences_of_update: int) -> dict[str, object]:
         """The settings that the card of the model shows, by name."""

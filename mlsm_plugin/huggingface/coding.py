@@ -54,7 +54,7 @@ def encode_sequences(
         settings: layer, coverage and the like; its ``blocks`` are ignored, since each sequence is a block.
         tokenizer: folder or hub name of the tokenizer, if it is not in the folder of the model.
         encoder: the model with its tokenizer, if it is already open, with the layer, device and precision of
-            ``settings``.
+            ``settings``; ValueError if it is another model or has another layer.
         process: rank of this process, which decides which shards it writes.
     """
     name = _source_name(model)
@@ -88,8 +88,14 @@ def _blocks_and_encoder(
     settings: CodingSettings | LearningSettings,
     encoder: HuggingFaceEncoder | None,
 ) -> tuple[TokenBlocks, Callable[[], HuggingFaceEncoder]]:
-    """The text, and a function that returns the model, and opens it if necessary."""
+    """The text, and a function that returns the model, and opens it if necessary; ValueError for another model."""
     if encoder is not None:
+        is_of_model = HuggingFaceSource.fingerprint_of(encoder.folder) == HuggingFaceSource.fingerprint_of(model)
+        if not is_of_model or encoder.layer != settings.layer:
+            raise ValueError(
+                f"the encoder gives layer {encoder.layer} of {encoder.folder}, and the settings ask for layer "
+                f"{settings.layer} of {model}; pass an encoder of this layer and model, or none"
+            )
         blocks, _ = blocks_for_model(sequences, model, encoder.tokenizer)
         return blocks, lambda: encoder
     blocks, opened_tokenizer = blocks_for_model(sequences, model, tokenizer)

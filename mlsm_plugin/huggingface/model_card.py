@@ -26,12 +26,17 @@ PAPERS = {  # by objective
     "taco": "masked language modelling with a token-level contrastive loss (Fu et al., 2022, "
     "[acl-long.193](https://aclanthology.org/2022.acl-long.193))",
     "npm": "nonparametric masked language modelling (Min et al., 2023, [2212.01349](https://arxiv.org/abs/2212.01349))",
-    "distill": "the predictions of a larger model (Hinton et al., 2015, "
+    "distill": "distillation of a teacher's predictions (Hinton et al., 2015, "
     "[1503.02531](https://arxiv.org/abs/1503.02531))",
-    "distill-vectors": "the sentence vectors of another model (Reimers and Gurevych, 2020, "
+    "distill-vectors": "distillation of a teacher's sentence vectors (Reimers and Gurevych, 2020, "
     "[2020.emnlp-main.365](https://aclanthology.org/2020.emnlp-main.365))",
 }
-UNITS = {"vector_loss": "mean squared error", "state_loss": "variances", "accuracy": "share"}  # others: nats
+UNITS = {  # others: nats
+    "vector_loss": "mean squared error",
+    "state_loss": "variances",
+    "accuracy": "share",
+    "contrastive_accuracy": "share",
+}
 QUALITY_HEADING = "## Before and after"
 SETTINGS = "## Settings"
 LEFT_OUT = "-"

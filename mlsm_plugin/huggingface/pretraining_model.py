@@ -64,9 +64,9 @@ class PretrainingModel(StockModel):
     def of(cls, model: Any, **options: Any) -> Self:
         """Turn a stock ``AutoModelForMaskedLM`` into a model with this objective, in place; see the class for options.
 
-        What another objective of this package has added to the model is removed.
-        Warns if weights are not in float32, since rounding then loses small updates. ValueError if the model is a
-        decoder, its head has an unknown form, or an option is out of range.
+        Parts that an earlier objective of this package has added are removed. Logs a warning if weights are not in
+        float32, since rounding then loses small updates. ValueError if the model is a decoder, its head has an unknown
+        form, or an option is out of range.
         """
         check_encoder(model.config, f"this {type(model).__name__}")
         head_of(model)
@@ -77,6 +77,7 @@ class PretrainingModel(StockModel):
                 delattr(model, name)
         stock = next(base for base in type(model).__mro__ if not issubclass(base, PretrainingModel))
         model.__class__ = _with_objective(cls, stock)  # type: ignore[arg-type]  # mypy takes classes as not hashable
+        model.forget_parts()
         model.set_objective(**options)
         if trained is not cls.trains_head:
             for parameter in model.head_parameters():
@@ -165,6 +166,10 @@ class PretrainingModel(StockModel):
         sums = rows.sum(dim=0)
         self._collected = sums if self._collected is None else self._collected + sums
         return {"loss": loss}
+
+    def forget_parts(self) -> None:
+        """Forget figures that were not taken, such as those of the last updates of an earlier training."""
+        self._collected = None
 
     def taken_parts(self) -> dict[str, float]:
         """The figures over all tokens of all ranks since the last call, by name; every rank must call this."""

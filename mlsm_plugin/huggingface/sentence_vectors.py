@@ -13,7 +13,6 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from mlsm_plugin.core.files.atomic_files import PathLike, atomic_open
-from mlsm_plugin.core.files.npy_files import npy_header
 from mlsm_plugin.core.files.progress import Progress
 from mlsm_plugin.core.hidden_states.hf_encoder import HuggingFaceEncoder, HuggingFaceSource
 from mlsm_plugin.core.machine.devices import Device
@@ -47,12 +46,11 @@ def write_vectors(
     teacher: PathLike,
     output: Path,
     *,
-    overwrite: bool = False,
     max_unk_rate: float = DEFAULT_MAX_UNK_RATE,
     device: Device = None,
     fp16: bool | None = False,
 ) -> None:
-    """Write the teacher's vectors of sentences as an npy file ``(n, d)`` float32, unless it exists.
+    """Write the teacher's vectors of sentences as an npy file ``(n, d)`` float32.
 
     A sentence-transformers folder sets the pooling; otherwise, vectors are means. They are not scaled to length 1.
     ValueError if a larger share of the text than ``max_unk_rate`` is unknown to the teacher's tokenizer.
@@ -61,15 +59,11 @@ def write_vectors(
         texts, tokenizer: the arguments of a call of ``write_text_sequences`` with ``apart``.
         sentences: the result of this call.
         teacher: folder or hub name of an encoder with its tokenizer; lines that are too long for it are cut.
-        output: the file; it is written atomically.
-        overwrite: write it even if it exists.
+        output: the file; it is replaced atomically.
         max_unk_rate: see above.
         device, fp16: see :class:`HuggingFaceEncoder`.
     """
     shape = (len(sentences), HuggingFaceSource.width_of(teacher))
-    existing = npy_header(output)
-    if not overwrite and existing is not None and (existing.shape, existing.dtype) == (shape, VECTOR_DTYPE):
-        return
     layer = HuggingFaceSource.layers_of(teacher)
     encoder = HuggingFaceEncoder(teacher, layer=layer, device=device, fp16=fp16)
     student_tokenizer = HuggingFaceTokenizer(tokenizer)

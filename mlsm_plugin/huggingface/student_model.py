@@ -22,6 +22,8 @@ HEAD_WIDTH = 64
 POSITIONS = 512
 THETA = 10_000.0  # base of the rotary angles, as in mlsm_modern
 LINES_AT_ONCE = 1000
+# of a configuration, which :func:`new_model` sets
+FROM_TOKENIZER = ("vocab_size", "pad_token_id", "bos_token_id", "cls_token_id", "eos_token_id", "sep_token_id")
 logger = logging.getLogger(__name__)
 
 

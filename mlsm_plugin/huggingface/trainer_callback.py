@@ -60,6 +60,7 @@ class PretrainingCallback(TrainerCallback):
         """Tell the samples how long the training is; ValueError if it would resume at the wrong place."""
         dataset = getattr(train_dataloader, "dataset", None)
         if isinstance(model, PretrainingModel):
+            model.forget_parts()
             check_same_targets(state, model.targets_record())
         if train_dataloader is not None and isinstance(dataset, Samples):
             samples = samples_of_training(args, state.max_steps, len(dataset), len(train_dataloader))

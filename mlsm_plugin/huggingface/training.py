@@ -116,12 +116,15 @@ class TrainingSettings:
     def for_length(self, length: int, group: int = 1) -> "TrainingSettings":
         """The settings for samples of ``group`` sequences of ``length`` ids each.
 
-        If no size was chosen, an update has 32 sequences, in batches of one sample or at most 4,096 ids. With 32 x 512
-        ids at once, the attention weights of a model with 6 layers would take 10 GB.
+        If no size was chosen, an update has 32 sequences, in batches of one sample or at most 4,096 ids; with
+        ``accumulate`` alone, a batch has 32. With 32 x 512 ids at once, the attention weights of a model with 6 layers
+        would take 10 GB.
         """
-        if self.batch_size is not None or self.accumulate is not None:
+        if self.batch_size is not None:
             return self
         samples = max(1, SAMPLES // group)
+        if self.accumulate is not None:
+            return replace(self, batch_size=samples)
         size = samples
         while size > 1 and size * group * length > IDS_OF_BATCH:
             size //= 2

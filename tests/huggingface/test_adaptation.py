@@ -35,3 +35,9 @@ def test_an_objective_has_its_steps_in_order(start: Path, tmp_path: Path, settin
     outputs = [output for step in steps for output in step.outputs]
     assert len(set(outputs)) == len(outputs)
     assert not list(tmp_path.iterdir())  # a list of steps makes nothing
+
+
+@pytest.mark.parametrize("name", ["accuracy", "contrastive_accuracy"])
+def test_a_higher_accuracy_is_no_higher_loss(name: str) -> None:
+    assert adaptation._losses_fell({"mlm_loss": 3.0, name: 0.1}, {"mlm_loss": 2.0, name: 0.2})
+    assert not adaptation._losses_fell({"mlm_loss": 3.0, name: 0.1}, {"mlm_loss": 3.5, name: 0.2})

@@ -10,11 +10,14 @@ from typing import Any
 import pytest
 
 from mlsm_plugin.core.coding.coder_learning import LearningSettings
+from mlsm_plugin.core.files.atomic_files import read_json, write_json
 from mlsm_plugin.core.files.sentence_modules import write_modules
 from mlsm_plugin.core.hidden_states.hf_encoder import HuggingFaceSource
+from mlsm_plugin.core.text.hf_tokenizer import load_fast_tokenizer
 from mlsm_plugin.huggingface import Masking, TrainingSettings
 from mlsm_plugin.huggingface.adaptation_settings import LEARNING_RATE_OF_KEPT
 from mlsm_plugin.huggingface.kept_states_model import KEEP_WEIGHT
+from mlsm_plugin.huggingface.student_model import new_model
 from mlsm_plugin.huggingface.training import LEARNING_RATE
 from tests.huggingface.tiny_adaptation import setup_of
 
@@ -46,6 +49,25 @@ def test_a_model_learns_the_vectors_of_a_teacher_that_is_at_least_as_wide(start:
     assert setup_of(start, tmp_path, objective="distill-vectors", student="1x16").narrows_vectors
     with pytest.raises(ValueError, match=r"the model is 64 wide, and the vectors of the teacher .* are only 32 wide"):
         setup_of(start, tmp_path, objective="distill-vectors", student="1x64")
+
+
+def test_a_configuration_of_a_new_model_is_recorded_as_it_is_written(start: Path, tmp_path: Path) -> None:
+    content = read_json(start / "model" / "config.json") | {"num_hidden_layers": 1, "transformers_version": "1"}
+    write_json(tmp_path / "config.json", content)
+    before = setup_of(start, tmp_path, student=str(tmp_path)).training_identity()["student"]
+    setup = setup_of(start, tmp_path, student=str(tmp_path))
+    new_model(setup.config, load_fast_tokenizer(start / "model"))  # which completes the configuration
+    assert setup.training_identity()["student"] == before
+    write_json(tmp_path / "config.json", content | {"transformers_version": "2"})
+    assert setup_of(start, tmp_path, student=str(tmp_path / "config.json")).training_identity()["student"] == before
+    whole = setup.config.to_dict()  # as earlier versions recorded it
+    write_json(tmp_path / "steps.json", {"training": {"signature": {"settings": {"student": whole}}}})
+    assert (
+        setup_of(start, tmp_path, student=str(tmp_path)).training_identity()["student"]
+        == read_json(tmp_path / "steps.json")["training"]["signature"]["settings"]["student"]
+    )
+    write_json(tmp_path / "config.json", content | {"num_hidden_layers": 2})
+    assert setup_of(start, tmp_path, student=str(tmp_path)).training_identity()["student"] != before
 
 
 def test_recorded_processes_and_batches_go_on(start: Path, tmp_path: Path) -> None:

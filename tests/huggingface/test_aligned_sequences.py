@@ -88,6 +88,17 @@ def test_each_sequence_is_the_same_text(
                     assert not piece.isascii() or not other_piece.isascii() or set(piece) & set(other_piece)
 
 
+@pytest.mark.parametrize("text", ["the name of a value\n", "the name\na value\nis bound\n", "the value\na value\n"])
+def test_sequences_of_another_text_are_refused(tmp_path: Path, tokenizers: dict[str, Path], text: str) -> None:
+    sequences, _ = written(tmp_path, tokenizers, PAIRS[0], ["the name", "a value"])
+    (tmp_path / "text.txt").write_text(text, encoding="utf-8")
+    tokenizer, other = (HuggingFaceTokenizer(tokenizers[kind]) for kind in PAIRS[0])
+    folders = (tmp_path / "again", tmp_path / "places of it")
+    with pytest.raises(ValueError, match="the sequences are not those of this text with this tokenizer"):
+        write_aligned([tmp_path / "text.txt"], sequences, tokenizer, other, *folders, max_length=64, max_unk_rate=1.0)
+    assert not any(folder.exists() for folder in folders)
+
+
 def test_parts_have_their_own_positions(tmp_path: Path, tokenizers: dict[str, Path]) -> None:
     _, aligned = written(tmp_path, tokenizers, PAIRS[0], ["the name of a value", "is bound to a name", "a value"])
     part = aligned.part(1, len(aligned.places))

@@ -8,9 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.torch import load_file, save_file
 
 from mlsm_plugin.core.coding.split_coder import CodingSettings
 from mlsm_plugin.core.files.process_rank import ProcessRank
+from mlsm_plugin.core.hidden_states.hf_encoder import HuggingFaceEncoder
 from mlsm_plugin.core.sparse_coding.code_store import CodeStore
 from mlsm_plugin.core.sparse_coding.stored_codes import covered_positions
 from mlsm_plugin.core.text.hf_tokenizer import HuggingFaceTokenizer
@@ -33,6 +35,20 @@ def encode(made: CodedModel, ids: object, output: Path, **more: object) -> dict[
     options = {"coder": made.coder, "settings": settings(), **more}
     encode_sequences(ids, made.model, output=output, **options)  # type: ignore[arg-type]
     return files_of(output)
+
+
+def test_an_open_model_of_another_layer_or_folder_is_refused(made: CodedModel, tmp_path: Path) -> None:
+    ids = [[0, 7, 8, 2]]
+    other = shutil.copytree(made.model, tmp_path / "other")
+    weights = load_file(other / "model.safetensors")
+    save_file({name: values + 1 for name, values in weights.items()}, other / "model.safetensors", {"format": "pt"})
+    for folder, layer in ((made.model, LAYER - 1), (other, LAYER)):
+        encoder = HuggingFaceEncoder(folder, layer=layer, device="cpu")
+        with pytest.raises(ValueError, match=f"the encoder gives layer {layer} of {folder}, and the settings ask for"):
+            encode(made, ids, tmp_path / "codes", encoder=encoder)
+    assert not (tmp_path / "codes").exists()
+    encoder = HuggingFaceEncoder(made.model, layer=LAYER, device="cpu")
+    assert encode(made, ids, tmp_path / "codes", encoder=encoder) == encode(made, ids, tmp_path / "same")
 
 
 def test_codes_are_those_of_the_fairseq_way(made: CodedModel, tmp_path: Path) -> None:

@@ -51,3 +51,11 @@ def test_parts_are_collected_until_they_are_taken() -> None:
     assert model.taken_parts() == {"mlm_loss": pytest.approx(first), "masked_share": 0.5}
     assert "parts" in model.eval()(**batch)
     assert model.taken_parts() == {}
+
+
+def test_parts_of_an_earlier_objective_are_forgotten() -> None:
+    model = TokenContrastiveModel.of(tiny_bert()).train()
+    batch = {"input_ids": torch.tensor([[2, 9, 4, 3]]), "labels": torch.tensor([[-100, -100, 8, -100]])}
+    same = MaskedLmModel.of(model)
+    model(**batch)
+    assert MaskedLmModel.of(same).taken_parts() == {}

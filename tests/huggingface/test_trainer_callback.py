@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from torch.utils.data import ConcatDataset, Subset
 from transformers import (
     DebertaConfig,
@@ -139,6 +140,14 @@ def test_the_bars_show_updates_and_the_loss(
     trainer.add_callback(ProgressBars())
     trainer.train()
     assert re.search(r"training, loss \d+\.\d+: 100%\|.*4/4 ", capsys.readouterr().err)
+
+
+def test_a_training_does_not_log_figures_of_an_earlier_one(tmp_path: Path) -> None:
+    model = MaskedLmModel.of(tiny_bert()).train()
+    model(input_ids=torch.tensor([[2, 9, 4, 3]]), labels=torch.tensor([[-100, -100, 8, -100]]))
+    arguments = TrainingArguments(str(tmp_path), report_to=[], use_cpu=True)
+    trainer_callback.PretrainingCallback().on_train_begin(arguments, TrainerState(), TrainerControl(), model=model)
+    assert model.taken_parts() == {}
 
 
 def test_the_minutes_of_a_training_are_told_once_some_updates_were_measured(

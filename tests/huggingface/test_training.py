@@ -131,6 +131,11 @@ def test_samples_of_several_sequences_are_fewer(length: int, size: int) -> None:
     assert (sized.batch_size, sized.accumulate) == (size, 2 // size)
 
 
+def test_batches_that_are_added_up_have_32_sequences_each() -> None:
+    sized = TrainingSettings(accumulate=3).for_length(128, 16)
+    assert (sized.batch_size, sized.accumulate) == (2, 3)
+
+
 @pytest.mark.parametrize("chosen", [{"batch_size": 7}, {"accumulate": 2}, {"batch_size": 32, "accumulate": 1}])
 def test_a_chosen_size_is_kept(chosen: dict[str, int], tmp_path: Path) -> None:
     settings = TrainingSettings(**chosen, cpu=True).for_length(512)

@@ -63,8 +63,23 @@ def test_programs_refuse_them_before_anything_runs(
     model = make_model("bert", english_text[0], tmp_path / "model")
     labelled = tmp_path / "task.tsv"
     labelled.write_text("good\ta fine name\n", encoding="utf-8")
-    words = [program, model, "--text", english_text[0], "--valid", english_text[1], "--labelled", labelled, labelled]
+    words: list[object] = [
+        program,
+        model,
+        "--text",
+        english_text[0],
+        "--valid",
+        english_text[1],
+        "--labelled",
+        labelled,
+        labelled,
+    ]
     words += ["--output", tmp_path / "out"]
+    twice = [*words, "--labelled", labelled, labelled]
+    monkeypatch.setattr(sys, "argv", [*map(str, twice)])
+    with pytest.raises(SystemExit, match="two files of --labelled are in a folder called"):
+        compare.main()
+    assert not (tmp_path / "out").exists()
     monkeypatch.setattr(sys, "argv", [*map(str, words)])
     compare.planned_folder(compare.parse_arguments()).begin()
     before = sorted((tmp_path / "out").iterdir())

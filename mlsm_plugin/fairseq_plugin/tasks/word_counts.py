@@ -13,6 +13,7 @@ from mlsm_plugin.core.masking.word_boundaries import PieceClasses
 from mlsm_plugin.fairseq_plugin.compat.rank_gather import sum_over_ranks
 from mlsm_plugin.fairseq_plugin.compat.resumed_runs import save_weights
 
+SEVERAL = 10  # updates, after which the largest number of words is known
 KEPT = "words"  # subfolder of --save-dir for the kept models
 PLAN = fields({"limit": whole(1), "keep": values(whole(1))})
 
@@ -47,6 +48,7 @@ class WordCount:
         self.limit = content["limit"]
         self.keep = content["keep"]
         self.begins = begins
+        self._updates = 0  # of this process
         self._largest = 0
         self._words_of_rank: int | Tensor = 0  # in the present update
         self._update: Tensor | None = None
@@ -66,8 +68,9 @@ class WordCount:
         words_of_rank = torch.as_tensor(self._words_of_rank, dtype=torch.long, device=device)
         self._words_of_rank = 0
         self._update = sum_over_ranks(words_of_rank)
-        near = words_before + 4 * self._largest > self.limit  # only then wait for the number
-        if near and (now := words_before + int(self._update)) > self.limit:
+        is_near = self._updates < SEVERAL or words_before + 4 * self._largest > self.limit  # only then wait for it
+        self._updates += 1
+        if is_near and (now := words_before + int(self._update)) > self.limit:
             raise ValueError(
                 f"this update would bring the words that the run has seen to {now:,}, and its limit is "
                 f"{self.limit:,}; the last checkpoint is within it"

@@ -96,6 +96,20 @@ def test_an_update_beyond_the_limit_is_refused_and_models_are_kept_when_it_is_re
     assert saved[0][1] >= odd[1] // 2 - 1
 
 
+@pytest.mark.parametrize("first", [[], [3]])
+def test_the_first_updates_of_a_process_are_held_to_the_limit(tmp_path: Path, first: list[int]) -> None:
+    write_word_plan(tmp_path / "words.json", 100, {})
+    count = WordCount(tmp_path / "words.json", begins_word(["<s>", "\u2581a", "b"], [0]))
+    seen = 70
+    for words in first:  # the last, short update of an epoch, which says nothing about the size of others
+        count.add(torch.ones(1, words, dtype=torch.int64))
+        count.end_update(seen, torch.device("cpu"))
+        seen += count.take()
+    count.add(torch.ones(1, 40, dtype=torch.int64))
+    with pytest.raises(ValueError, match=f"would bring the words that the run has seen to {seen + 40}, and its limit"):
+        count.end_update(seen, torch.device("cpu"))
+
+
 def test_a_run_that_did_not_count_is_not_resumed(odd: tuple[Path, int], tmp_path: Path) -> None:
     task, _ = counting(odd, tmp_path, limit=10)
     later = SimpleNamespace(get_num_updates=lambda: 4)
