@@ -44,7 +44,8 @@ VERBS |= {plural: singular for singular, plural in VERBS.items()}
 DETERMINERS = ("the", "a", "an", "this", "these", "those", "his", "her", "its", "their", "my", "our", "your", "some")
 OPENERS = (",", ";", ":", "and", "but", "or", "that", "when", "if", "because", "while", "as", "although", "where")
 WORDS = re.compile(r"\w+(?:['’]\w+)*|[^\w\s]")
-FEWEST_WORDS, MOST_WORDS = 5, 40
+FEWEST_WORDS = 5
+MOST_WORDS = 40
 SELDOM = 50  # one exception in this many is allowed
 
 
@@ -65,7 +66,8 @@ def noun_numbers(sentences: Sequence[str]) -> dict[str, int]:
     nouns: dict[str, int] = {}
     for plural in after[2]:
         for singular in singulars(plural):
-            singles, plurals = after[1][singular], after[2][plural]
+            singles = after[1][singular]
+            plurals = after[2][plural]
             if singles and SELDOM * after[2][singular] <= singles and SELDOM * after[1][plural] <= plurals:
                 nouns |= {singular: 1, plural: 2}
     return nouns
@@ -138,7 +140,8 @@ def make_pairs(
     rng = random.Random(seed)
     usable = [text for text in dict.fromkeys(sentences) if FEWEST_WORDS <= len(words_of(text)) <= MOST_WORDS]
     rng.shuffle(usable)
-    agreement, swaps = [], []
+    agreement = []
+    swaps = []
     for sentence in usable:
         changes = list(changed_number(sentence, numbers))
         if changes:
@@ -166,7 +169,8 @@ def main() -> int:
     if args.number < 1:
         parser.error(f"--number must be at least 1, got {args.number}")
     try:
-        sentences, others = lines_of(args.texts), lines_of(args.count)
+        sentences = lines_of(args.texts)
+        others = lines_of(args.count)
     except (OSError, UnicodeDecodeError) as error:
         parser.error(f"a text cannot be read as UTF-8: {error}")
     pairs_of_files = make_pairs(sentences, noun_numbers([*sentences, *others]), args.number, args.seed)

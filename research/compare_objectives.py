@@ -45,7 +45,8 @@ class Comparison:
     """The runs of one comparison, and the figures read from them."""
 
     def __init__(self, args: argparse.Namespace) -> None:
-        self.args, self.output = args, args.output
+        self.args = args
+        self.output = args.output
         self.commands = Commands(args.output, args.threads)
         self.measures = Measures(args, self.commands)
         self.data_bin = args.output / "data-bin"
@@ -62,7 +63,8 @@ class Comparison:
 
     def prepare(self) -> None:
         """Make the tokenizer and the dataset; the held-out text is its split ``test``."""
-        args, texts = self.args, [*self.args.train, *self.args.valid, *self.args.held_out]
+        args = self.args
+        texts = [*self.args.train, *self.args.valid, *self.args.held_out]
         tokenizer = self.output / "tokenizer"
         if args.auxiliary:
             hf = args.auxiliary.startswith("hf:")
@@ -201,7 +203,8 @@ class Comparison:
 
         A control has the seconds of its row, and thus as many updates, even if only that row codes online.
         """
-        args, file = self.args, self.output / "seconds.json"
+        args = self.args
+        file = self.output / "seconds.json"
         if not self.seconds and file.exists():
             self.seconds = read_json(file)
         controlled = ROWS[name].control_of if name in ROWS else None
@@ -210,7 +213,9 @@ class Comparison:
             self.seconds[name] = self.seconds[controlled]
         if name in self.seconds:
             return
-        run, begin, rate = f"speed/{name}", SPEED_UPDATES // 5, args.rates[0]
+        run = f"speed/{name}"
+        begin = SPEED_UPDATES // 5
+        rate = args.rates[0]
         if name == SELF and self.online:  # the second half of a run in two stages
             self.train_in_stages(run, 2 * SPEED_UPDATES, rate, 1, begin=50)
             begin += SPEED_UPDATES
@@ -224,7 +229,8 @@ class Comparison:
 
     def search_rate(self, name: str) -> None:
         """Choose the learning rate of a row, by the last validation of short runs."""
-        args, row = self.args, ROWS[name]
+        args = self.args
+        row = ROWS[name]
         if len(args.rates) == 1:
             self.rates[name] = args.rates[0]
             return
@@ -243,7 +249,10 @@ class Comparison:
 
     def phases_of(self, name: str) -> tuple[float, list[Phase]]:
         """Seconds before a row's first update, and its phases."""
-        args, row, each, plain = self.args, ROWS[name], self.seconds[name], self.seconds["mlm"]
+        args = self.args
+        row = ROWS[name]
+        each = self.seconds[name]
+        plain = self.seconds["mlm"]
         if row.codes is None:
             return 0.0, [Phase(0, each)]
         end = [Phase(args.latent_until, plain)] if self.falling_weight(name, args.updates) else []
@@ -277,11 +286,14 @@ class Comparison:
 
     def pretrain(self, name: str, seed: int) -> None:
         """Search the learning rate of a row, and pre-train it with a seed."""
-        args, row, updates = self.args, ROWS[name], self.updates_of(name)
+        args = self.args
+        row = ROWS[name]
+        updates = self.updates_of(name)
         self.search_rate(name)  # now, since the row may begin from a model of this comparison
         if updates < args.updates / 2:
             Progress.write(f"warning: the budget pays for {updates:,} updates of {name} and {args.updates:,} of mlm")
-        run, more = f"runs/{name}-{seed}", self.falling_weight(name, updates)
+        run = f"runs/{name}-{seed}"
+        more = self.falling_weight(name, updates)
         if name == SELF:
             self.train_in_stages(run, updates, self.rates[name], seed, *more, begin=args.share)
             return
@@ -297,8 +309,11 @@ class Comparison:
 
     def branch(self, name: str, seed: int) -> list[object]:
         """Make the codes of a control of ``self``; returns the flags to continue the first stage with them."""
-        kind, stage = CONTROLS_OF_SELF[name], self.output / f"runs/{SELF}-{seed}" / "stage-1"
-        model, dictionary, codes = stage / TEACHER, stage / "dictionary", f"{name}-{seed}"
+        kind = CONTROLS_OF_SELF[name]
+        stage = self.output / f"runs/{SELF}-{seed}" / "stage-1"
+        model = stage / TEACHER
+        dictionary = stage / "dictionary"
+        codes = f"{name}-{seed}"
         if kind == RANDOM:
             self.codes.make_random(codes, model, dictionary)
         else:
@@ -369,7 +384,8 @@ class Comparison:
 
     def cost_of(self, name: str) -> dict[str, Any]:
         """Seconds and operations of a row, and its learning rate."""
-        schedule, updates = self.schedule_of(name), self.updates_of(name)
+        schedule = self.schedule_of(name)
+        updates = self.updates_of(name)
         extra = schedule.before + sum(once for _, once, _ in schedule.parts)
         return {
             "updates": updates,
@@ -383,7 +399,8 @@ class Comparison:
 
     def operations_of(self, name: str, updates: int) -> float:
         """Floating-point operations of a row, including codes."""
-        args, row = self.args, ROWS[name]
+        args = self.args
+        row = ROWS[name]
         with open(self.data_bin / "dict.txt", encoding="utf-8") as file:
             vocabulary = sum(1 for _ in file) + 5
         tokens = args.batch_size * args.tokens_per_sample
@@ -416,7 +433,8 @@ class Comparison:
 
     def figures_of(self, name: str, seed: int) -> dict[str, Any]:
         """The figures of a run."""
-        row, schedule = ROWS[name], self.schedule_of(name)
+        row = ROWS[name]
+        schedule = self.schedule_of(name)
         log = read_training_log(self.commands.log_of(f"runs-{name}-{seed}"))
         curve = []
         if row.has_mlm_head:

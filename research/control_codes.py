@@ -65,7 +65,8 @@ def types_of(data_bin: Path, split: str, store: CodeStore) -> np.ndarray:
         for block in reader.block(number):
             content = is_content(block.tokens, reader.dictionary).numpy()
             types[block.positions.numpy()[content]] = block.tokens.numpy()[content]
-    coverage, seed = store.meta.get("coverage", 1.0), store.meta.get("coverage_seed", 0)
+    coverage = store.meta.get("coverage", 1.0)
+    seed = store.meta.get("coverage_seed", 0)
     types[~covered_positions(np.arange(len(types)), coverage=coverage, seed=seed)] = -1
     return types
 
@@ -145,7 +146,8 @@ def write_controls(args: argparse.Namespace) -> None:
             sources = exchanged_sources(types, rng, within_types=args.kind != "exchanged")
             codes_at = partial(looked_up, store)
         else:
-            sources, codes_at = types, partial(of_types, means)
+            sources = types
+            codes_at = partial(of_types, means)
         changes: dict[str, Any] = {"control": args.kind, "control_seed": args.seed}
         if means is not None and args.top != DEFAULT_TOP:  # older stores have no such entry
             changes["control_top"] = args.top

@@ -57,9 +57,11 @@ def losses_of_repeated(model: MaskedLm, reader: BlockReader, *, seed: int) -> tu
     Raises:
         ValueError: no masked token is repeated.
     """
-    frequent, mask = frequent_types(reader.dictionary), reader.dictionary.index("<mask>")
+    frequent = frequent_types(reader.dictionary)
+    mask = reader.dictionary.index("<mask>")
     generator = torch.Generator().manual_seed(seed)
-    sums, count = np.zeros(3), 0
+    sums = np.zeros(3)
+    count = 0
     chunks = shown_chunks(reader, np.arange(len(reader)), batch_tokens=BATCH_TOKENS, what="copying")
     for batch in masked_batches(reader, chunks, seed=seed, batch_tokens=BATCH_TOKENS):
         repeated, copies, others = hide_copies(batch, frequent, generator)

@@ -75,11 +75,14 @@ def check(figures: Figures, merged: Figures, file: str) -> None:
     if figures["texts"] != merged["texts"]:
         raise ValueError(f"{file} has other texts than the first result; the losses cannot be compared")
     for name in SHARED:
-        value, first = figures["settings"].get(name), merged["settings"].get(name)
+        value = figures["settings"].get(name)
+        first = merged["settings"].get(name)
         if value != first:
             raise ValueError(f"{file} has {name} {value}, the first result {first}; they cannot be compared")
-    value, first = figures["settings"]["updates"], merged["settings"]["updates"]
-    seconds, first_seconds = budget(figures), budget(merged)
+    value = figures["settings"]["updates"]
+    first = merged["settings"]["updates"]
+    seconds = budget(figures)
+    first_seconds = budget(merged)
     if value != first and abs(seconds - first_seconds) > TOLERANCE * first_seconds:
         raise ValueError(
             f"{file} has a budget of {value:,} updates, {seconds:,.0f} s; the first result has {first:,}, "
@@ -89,14 +92,16 @@ def check(figures: Figures, merged: Figures, file: str) -> None:
         if figures[name] and merged[name] and figures[name] != merged[name]:
             raise ValueError(f"{file} has the {name} {figures[name]}, and not {merged[name]}")
     for name in set(figures["costs"]) & set(merged["costs"]):
-        value, first = other_settings(name, figures, merged), merged["other_settings"].get(name, {})
+        value = other_settings(name, figures, merged)
+        first = merged["other_settings"].get(name, {})
         if value != first:
             raise ValueError(
                 f"{name} has other settings in {file} ({value or 'those of the first result'}) than before "
                 f'({first or "those of the first result"}); give it another name: --add {file} "{name}=NAME"'
             )
         for what in ("updates", "seconds"):
-            value, first = figures["costs"][name][what], merged["costs"][name][what]
+            value = figures["costs"][name][what]
+            first = merged["costs"][name][what]
             if abs(value - first) > TOLERANCE * first:
                 raise ValueError(
                     f"{name} has {value:,.0f} {what} in {file} and {first:,.0f} before; give it another name: "

@@ -29,7 +29,8 @@ import torch
 
 VALID = re.compile(r"\| valid on 'valid' subset \| loss ([\d.]+) .*\| num_updates (\d+)")
 SPEED = re.compile(r"\bups=([\d.]+)")
-POINTS, GRACE = 8, 20.0  # validations of a run; seconds after the deadline
+POINTS = 8
+GRACE = 20.0  # validations of a run; seconds after the deadline
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,10 @@ class Run:
     """A candidate with a seed: its process, and the results in its log."""
 
     def __init__(self, args: argparse.Namespace, name: str, seed: int) -> None:
-        self.args, self.name, self.seed, self.candidate = args, name, seed, CANDIDATES[name]
+        self.args = args
+        self.name = name
+        self.seed = seed
+        self.candidate = CANDIDATES[name]
         self.folder = (args.output / f"{name}-{seed}").resolve()
         self.log = self.folder / "train.log"
         self.updates = max(POINTS, round(args.updates / self.candidate.batch))
@@ -119,7 +123,8 @@ class Run:
 
     def words(self, package: Path, more: str = "") -> list[str]:
         """The command as a list of words; ``more`` flags replace those of the candidate."""
-        args, updates = self.args, self.updates
+        args = self.args
+        updates = self.updates
         base = (
             f"--task plain_masked_lm --criterion masked_lm --arch mlsm_modern --encoder-layers {args.layers} "
             f"--encoder-embed-dim {args.width} --encoder-attention-heads {max(1, args.width // 64)} "
@@ -224,7 +229,8 @@ def parse_args() -> argparse.Namespace:
 
 
 def main() -> int:
-    args, began = parse_args(), time.monotonic()
+    args = parse_args()
+    began = time.monotonic()
     names = args.only or [name for name, recipe in CANDIDATES.items() if args.experiments or not recipe.experimental]
     if args.list:
         print(*names)

@@ -64,8 +64,10 @@ def mask_words(lines: Sequence[str], model: Any, *, count: int, seed: int) -> li
     Raises:
         ValueError: no line has such a word.
     """
-    dictionary, drawn = model.task.source_dictionary, random.Random(seed)
-    frequent, masked = frequent_types(dictionary), []
+    dictionary = model.task.source_dictionary
+    drawn = random.Random(seed)
+    frequent = frequent_types(dictionary)
+    masked = []
     for line in drawn.sample(lines, len(lines)):
         words = line.split()
         tokens = [dictionary.index(model.bpe.encode(word)) if word.isalpha() else dictionary.unk() for word in words]
@@ -94,7 +96,9 @@ def accuracy_of(name: str, masked: Sequence[MaskedWord], answers: Callable[[str]
         texts = answers(sentence.filled(MASK))
         original = sentence.filled(sentence.word)
         right = texts[:1] == [original]
-        best, top, rarer = best + right, top + (original in texts), rarer + (right and sentence.rarer)
+        best = best + right
+        top = top + (original in texts)
+        rarer = rarer + (right and sentence.rarer)
     rarer_words = sum(sentence.rarer for sentence in masked)
     return Accuracy(name, best / len(masked), top / len(masked), rarer / max(1, rarer_words))
 

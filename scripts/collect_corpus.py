@@ -118,7 +118,8 @@ def documents_of_packages(packages: dict[str, Path], max_bytes: int) -> list[Doc
         modules += [folder / name for name in names if not SKIPPED_FOLDERS & set(name.parts)]
     random.Random(0).shuffle(modules)
     documents: list[Document] = []
-    seen, size = set[str](), 0
+    seen = set[str]()
+    size = 0
     with progress_bar("reading docstrings", max_bytes, show=True) as bar:
         while modules and size < max_bytes:
             if document := without_duplicates(sentences_of_module(modules.pop()), seen):
@@ -157,7 +158,8 @@ def write_split(documents: list[Document], train: Path, valid: Path) -> None:
 
 def collect(args: argparse.Namespace) -> None:
     """Write the two files, unless they exist and their inputs have not changed."""
-    train, valid = args.output / "train.txt", args.output / "valid.txt"
+    train = args.output / "train.txt"
+    valid = args.output / "valid.txt"
     packages = {} if args.corpus else installed_packages()
     settings = ["--corpus"] if args.corpus else ["--max-megabytes", str(args.max_megabytes), *packages]
     inputs = [Path(__file__), *([args.corpus] if args.corpus else [])]

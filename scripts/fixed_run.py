@@ -101,7 +101,8 @@ def make_inputs(folder: Path) -> None:
         documents.append("".join(f"{sentence}\n" for sentence in sentences if 20 < len(sentence) < 80))
     for name, chosen in (("train.txt", documents[5:]), ("valid.txt", documents[:5])):
         (folder / name).write_text("\n".join(chosen), encoding="utf-8")
-    data, auxiliary = folder / "data-bin", folder / "auxiliary"
+    data = folder / "data-bin"
+    auxiliary = folder / "auxiliary"
     mlsm("tokenizer", "--input", folder / "train.txt", "--vocab-size", 800, "--output", folder / "tokenizer")
     mlsm(
         *("binarize", "--tokenizer", folder / "tokenizer", "--output", data, "--workers", 1),

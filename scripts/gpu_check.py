@@ -191,10 +191,12 @@ STEPS = [
 
 def words_of(step: Step, names: dict[str, object], copy: int) -> list[str]:
     """The command of a step; names in braces are replaced until none is left."""
-    command, before = step.command, ""
+    command = step.command
+    before = ""
     names = {**names, **PARTS, "copy": copy}
     while command != before:
-        before, command = command, re.sub(r"\{(\w+)\}", lambda match: str(names[match[1]]), command)
+        before = command
+        command = re.sub(r"\{(\w+)\}", lambda match: str(names[match[1]]), command)
     program, *words = shlex.split(command)
     return [sys.executable, *PROGRAMS[program], *words]
 
@@ -251,7 +253,9 @@ class Check:
         try:
             state, figure, output = self._run(step, start + step.seconds * self.slowness)
         except Exception as error:  # an error of this program itself
-            state, figure, output = "failed", "", f"{type(error).__name__}: {error}"
+            state = "failed"
+            figure = ""
+            output = f"{type(error).__name__}: {error}"
         lines = [line for line in output.splitlines() if line.strip()] or [""]
         error = "" if state == "ok" else " ".join(lines[-1].split())[-300:]
         return Result(step.name, state, time.monotonic() - start, figure, step.unit, error, output)
@@ -315,7 +319,8 @@ def chosen(names: list[str] | None) -> list[Step]:
 def run_all(steps: list[Step], check: Check, jobs: int, log: IO[str]) -> list[Result]:
     """Run each step as soon as the steps that it needs have ended; print a line when a step ends."""
     results: dict[str, Result] = {}
-    pending, running = list(steps), set[Future[Result]]()
+    pending = list(steps)
+    running = set[Future[Result]]()
 
     def end(result: Result) -> None:
         results[result.name] = result

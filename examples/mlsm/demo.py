@@ -26,7 +26,8 @@ from mlsm_plugin.core.machine.devices import default_device, has_fast_bf16
 from mlsm_plugin.fairseq_plugin.pipelines.training_recipe import SMALL_MODEL, TrainingPlan, training_words
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-PIECES, BYTES_PER_PIECE = 6000, 200  # of the tokenizer; a short text has too few words for 6,000
+PIECES = 6000  # of the tokenizer; a short text has too few words for so many
+BYTES_PER_PIECE = 200
 WORD = re.compile("\u2581[A-Za-z]{3,}")
 ARCH = "mlsm_modern_small"  # 4 layers
 
@@ -57,7 +58,9 @@ def main() -> int:
 
 def make_everything(args: argparse.Namespace, output: Path) -> None:
     """Collect the corpus, preprocess it, train the model, write the report."""
-    corpus, data_bin, model = output / "corpus", output / "run" / "data-bin", output / "model"
+    corpus = output / "corpus"
+    data_bin = output / "run" / "data-bin"
+    model = output / "model"
     collect = [sys.executable, str(REPOSITORY / "scripts" / "collect_corpus.py"), "--output", str(corpus)]
     run([*collect, "--max-megabytes", "3.5", *(["--corpus", args.corpus] if args.corpus else [])])
     pieces = min(PIECES, (corpus / "train.txt").stat().st_size // BYTES_PER_PIECE)

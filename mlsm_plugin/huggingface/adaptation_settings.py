@@ -153,7 +153,7 @@ class Adaptation(KnownText):
         False, help="write a sentence-transformers folder, whose vectors are means; a MODEL that is one stays one"
     )
     max_length: int | None = option(
-        None, least=1, help="longest sequence in ids (default: what the model can take, at most 512; 128 with --student)"
+        None, least=1, help="longest sequence in ids (default: what the model takes, at most 512; 128 with --student)"
     )
     training: TrainingSettings = field(default_factory=TrainingSettings)
     epochs: float | None = option(None, above=0, help="passes over the text (default: 3)")

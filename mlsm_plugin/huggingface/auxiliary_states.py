@@ -9,7 +9,8 @@ from mlsm_plugin.huggingface.collators import NO_TOKEN
 class AuxiliaryStates:
     """The hidden states of an auxiliary model, which moves to the device of the first batch.
 
-    It is not trained, and not a part of the model that learns from it. ValueError if it is of another class.
+    It is not trained, and not a part of the model that learns from it. ValueError if ``encoder`` is not a
+    :class:`HuggingFaceEncoder`.
     """
 
     def __init__(self, encoder: HuggingFaceEncoder) -> None:

@@ -56,8 +56,10 @@ def rows_of_files(paths: Sequence[PathLike]) -> Iterator[dict[str, Any]]:
         kind = KINDS_OF_SUFFIXES.get(suffixes[-1] if suffixes else "")
         if kind is None:
             raise ValueError(f"{path} is not JSON lines, CSV or Parquet, which --column is for")
-        options = {"sep": "\t"} if suffixes[-1] == ".tsv" else {}
-        yield from _rows(kind, str(path), data_files=str(path), split="train", **options)
+        if suffixes[-1] == ".tsv":
+            yield from _rows(kind, str(path), data_files=str(path), split="train", sep="\t")
+        else:
+            yield from _rows(kind, str(path), data_files=str(path), split="train")
 
 
 def rows_of_dataset(name: str, split: str) -> Iterator[dict[str, Any]]:

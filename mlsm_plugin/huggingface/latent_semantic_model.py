@@ -4,6 +4,7 @@ import logging
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
+import torch
 from torch import Tensor, nn
 
 from mlsm_plugin.core.coding.coder_fit import check_width
@@ -162,7 +163,8 @@ class LatentSemanticModel(PretrainingModel):
             mlm = [sums_of_rows(terms.mlm, masked), masked_of_rows]
         # the Trainer counts all masked tokens, the sample size only those with a code
         number = masked_of_rows.sum()
-        return terms.loss * (number / terms.sample_size.clamp(min=1)), number, [*kl, *mlm, masked_of_rows]
+        sample_size = torch.as_tensor(terms.sample_size).clamp(min=1)
+        return terms.loss * (number / sample_size), number, [*kl, *mlm, masked_of_rows]
 
     def latent_logits(self, input_ids: Tensor, attention_mask: Tensor, chosen: Tensor) -> Tensor:
         """Atom logits ``(n_chosen, num_atoms)`` for the ``chosen`` tokens (bool); all inputs are ``(B, T)``."""

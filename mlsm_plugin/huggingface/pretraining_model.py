@@ -316,7 +316,7 @@ class SpanContrastiveModel(PretrainingModel):
         )
         start = terms["start"]
         end = terms["end"]
-        counted = start.counted
+        counted = start.has_positive
         all_spans = torch.ones_like(counted)
         span_values = [start.losses, counted, end.losses, counted]
         span_values += [start.correct & end.correct, counted, counted, all_spans, spans["length"]]

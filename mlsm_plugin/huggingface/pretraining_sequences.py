@@ -109,13 +109,9 @@ class Samples(Dataset):
     def __deepcopy__(self, memo: dict[int, object]) -> "Samples":
         """The same sequences with a separate epoch, and outside any training."""
         duplicate = copy.copy(self)
-        duplicate.separate_epoch()
+        duplicate._training = None
+        duplicate._epoch = self._epoch.clone().share_memory_()
         return duplicate
-
-    def separate_epoch(self) -> None:
-        """Stop sharing the epoch with other datasets, and leave the training."""
-        self._training = None
-        self._epoch = self._epoch.clone().share_memory_()
 
 
 class PretrainingSequences(Samples):

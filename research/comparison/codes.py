@@ -32,7 +32,9 @@ class Codes:
     """
 
     def __init__(self, args: argparse.Namespace, commands: Commands, data_bin: Path) -> None:
-        self.args, self.commands, self.data_bin = args, commands, data_bin
+        self.args = args
+        self.commands = commands
+        self.data_bin = data_bin
         self.seconds_of_dictionary: dict[str, float] = {}
         self.seconds_of_codes: dict[str, float] = {}
         cpu = ["--device", "cpu"] if "--cpu" in args.fairseq_flags.split() else []

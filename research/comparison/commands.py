@@ -46,7 +46,8 @@ class Commands:
     """
 
     def __init__(self, output: Path, threads: int) -> None:
-        self.output, self.threads = output, threads
+        self.output = output
+        self.threads = threads
         (output / "steps").mkdir(parents=True, exist_ok=True)
 
     def log_of(self, name: str) -> Path:
@@ -98,7 +99,8 @@ class Commands:
             printed = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
             last = printed[-1] if printed else "it printed nothing"
             raise SystemExit(f"{name} failed ({log}): {last}\n  {shlex.join(command)}")
-        passed, used = time.perf_counter() - start, usage.ru_utime + usage.ru_stime
+        passed = time.perf_counter() - start
+        used = usage.ru_utime + usage.ru_stime
         seconds = passed if torch.cuda.is_available() else used / self.threads
         return Finished(seconds, usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024))
 

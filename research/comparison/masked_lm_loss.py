@@ -55,7 +55,8 @@ def masked_lm_loss(model: MaskedLm, reader: BlockReader, *, seed: int = 1, batch
         ValueError: no token is masked, or the loss is NaN or infinite.
     """
     frequent = frequent_types(reader.dictionary)
-    sums, counts = np.zeros(3), np.zeros(3, np.int64)  # of frequent, repeated and new tokens
+    sums = np.zeros(3)  # of frequent, repeated and new tokens, as are the counts
+    counts = np.zeros(3, np.int64)
     chunks = shown_chunks(reader, np.arange(len(reader)), batch_tokens=batch_tokens, what="masked-LM loss")
     for batch in masked_batches(reader, chunks, seed=seed, batch_tokens=batch_tokens):
         losses = model.losses(batch.inputs, batch.masked, batch.targets)

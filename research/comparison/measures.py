@@ -54,7 +54,9 @@ class Measures:
     """
 
     def __init__(self, args: argparse.Namespace, commands: Commands) -> None:
-        self.args, self.commands, self.output = args, commands, Path(args.output)
+        self.args = args
+        self.commands = commands
+        self.output = Path(args.output)
 
     def check_files(self) -> None:
         """Read the evaluation data, so that a wrong file fails before hours of training, not after.
@@ -131,8 +133,10 @@ class Measures:
 
     def finetuned(self, task: Task, checkpoint: Path, name: str, *, from_scratch: bool) -> dict[str, float]:
         """Mean and standard deviation over the seeds of fine-tuning."""
-        args, folder = self.args, self.output / "finetuned" / f"{name}-{task.name}"
-        train, valid = self._lines(task, "train"), self._lines(task, "valid")
+        args = self.args
+        folder = self.output / "finetuned" / f"{name}-{task.name}"
+        train = self._lines(task, "train")
+        valid = self._lines(task, "valid")
         words: list[object] = ["mlsm", "finetune", "--model", checkpoint, "--train", train, "--valid", valid]
         words += ["--test", task.test, "--output", folder, "--seeds", *args.finetune_seeds]
         words += ["--max-epoch", args.finetune_epochs, "--lr", args.finetune_lr]

@@ -37,7 +37,8 @@ def paired_difference(values: Sequence[float], base: Sequence[float]) -> tuple[f
     differences = np.asarray(values) - np.asarray(base)
     if len(differences) < 2:
         return None
-    mean, error = float(differences.mean()), float(stats.sem(differences))
+    mean = float(differences.mean())
+    error = float(stats.sem(differences))
     low, high = (mean, mean) if error == 0 else stats.t.interval(CONFIDENCE, len(differences) - 1, mean, error)
     return mean, float(low), float(high)
 

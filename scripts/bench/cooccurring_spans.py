@@ -85,7 +85,8 @@ def groups_of_text(args: argparse.Namespace) -> tuple[PieceClasses, list[list[np
 
 def ngrams_by_tuples(text: span_groups._Text, max_length: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Find the same n-grams as ``_repeated_ngrams``, in the obvious way."""
-    tokens, sequence = text.tokens.tolist(), text.sequence.tolist()
+    tokens = text.tokens.tolist()
+    sequence = text.sequence.tolist()
     for length in range(1, max_length + 1):
         where: dict[tuple[int, ...], list[int]] = defaultdict(list)
         for start in np.flatnonzero(text.begins).tolist():
@@ -93,7 +94,8 @@ def ngrams_by_tuples(text: span_groups._Text, max_length: int) -> Iterator[tuple
             if stop > len(tokens) or sequence[stop - 1] != sequence[start] or text.special[start:stop].any():
                 continue
             where[tuple(tokens[start:stop])].append(start)
-        starts, numbers = [], []
+        starts = []
+        numbers = []
         for number, places in enumerate(where.values()):
             if sequence[places[0]] != sequence[places[-1]]:
                 whole_words = [start for start in places if text.ends[start + length - 1]]
@@ -119,7 +121,8 @@ def main() -> int:
     rules = SpanRules()
     finders = {"sorted integers": span_groups._repeated_ngrams, "dictionary of tuples": ngrams_by_tuples}
     seconds: dict[str, list[float]] = {name: [] for name in finders}
-    agree, masked = True, []
+    agree = True
+    masked = []
     for number, group in enumerate(groups):
         ngrams = [found_by(finder, group, pieces, rules) for finder in finders.values()]
         agree &= ngrams[0] == ngrams[1]

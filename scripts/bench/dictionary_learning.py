@@ -68,7 +68,8 @@ def main() -> None:
         else synthetic(20_000, 8 * 128, 128)[0].astype(np.float32)
     )
     rows = normalize_rows(rows)[np.random.default_rng(args.seed).permutation(len(rows))]
-    train, held_out = rows[args.held_out :], rows[: args.held_out]
+    train = rows[args.held_out :]
+    held_out = rows[: args.held_out]
     print(f"{len(train)} rows, {rows.shape[1]} wide, {args.atoms} atoms, lambda {args.lambda_}, ", end="")
     print(f"{args.iterations} batches of {args.batch_size}; {os.cpu_count()} cores, torch {torch.__version__}")
     print(f"{'learner':8} {'objective':>10} {'to spams':>9} {'non-zeros':>9} {'unused':>7} {'seconds a batch':>16}")

@@ -136,7 +136,8 @@ def main() -> int:
         disk = cost["bytes"] * tokens / 1e9
         print(f"{tokens:14} {cost['speed']:9.0f} {cost['nonzeros']:9.1f} {cost['bytes']:11.1f} ", end="")
         print(f"{disk:6.2f} GB {cost['memory']:9.0f} MB", flush=True)
-    hours, disk = BILLION / cost["speed"] / 3600, cost["bytes"]
+    hours = BILLION / cost["speed"] / 3600
+    disk = cost["bytes"]
     print(f"{BILLION:14} {'':9} {'':9} {'':11} {disk:6.0f} GB, {hours:.1f} hours at the last speed")
     return 0
 

@@ -92,7 +92,8 @@ def detection_f1(
         activations: (rows, features), the true activations.
     """
     nearest = cosines(directions, features).argmax(axis=1)
-    fires, active = (codes > 0).astype(np.int64), (activations > 0).astype(np.int64).tocsc()[:, nearest]
+    fires = (codes > 0).astype(np.int64)
+    active = (activations > 0).astype(np.int64).tocsc()[:, nearest]
     both = np.asarray(fires.multiply(active).sum(axis=0)).ravel()
     either = np.asarray(fires.sum(axis=0)).ravel() + np.asarray(active.sum(axis=0)).ravel()
     return float((2 * both / np.maximum(either, 1)).mean())
@@ -111,7 +112,8 @@ def judged(coder: SparseCoder, truth: SyntheticFeatures, hidden: np.ndarray, act
         rows = hidden[start : start + CHUNK]
         parts.append(coder.encode(rows).codes)
         quality.add(rows, parts[-1], coder.reconstruct(rows, parts[-1]))
-    codes, directions = sp.vstack(parts, format="csr"), directions_of(coder)
+    codes = sp.vstack(parts, format="csr")
+    directions = directions_of(coder)
     figures = quality.result()
     return {
         "f1": detection_f1(directions, truth.vectors, codes, activations),
@@ -123,7 +125,8 @@ def judged(coder: SparseCoder, truth: SyntheticFeatures, hidden: np.ndarray, act
 
 def lambda_with_l0(rows: np.ndarray, atoms: np.ndarray, l0: float) -> float:
     """The lambda for ``l0`` non-zeros per normalized row on average, by bisection; to 1 % if that is possible."""
-    low, high = 1e-4, 1.0
+    low = 1e-4
+    high = 1.0
     for _ in range(30):
         middle = (low * high) ** 0.5
         nonzeros = sparse_encode(rows, atoms, lambda_=middle).codes.nnz / len(rows)
@@ -206,7 +209,8 @@ def main() -> None:
     print(f"{args.seeds} seeds; {os.cpu_count()} cores, torch {torch.__version__}", flush=True)
     figures: dict[str, list[dict[str, float]]] = {name: [] for name in args.coders}
     for seed in range(1, args.seeds + 1):
-        truth, rng = SyntheticFeatures(recipe, seed), np.random.default_rng([seed, 1])
+        truth = SyntheticFeatures(recipe, seed)
+        rng = np.random.default_rng([seed, 1])
         train, _ = truth.sample(args.rows, rng)
         held_out, activations = truth.sample(args.held_out, rng)
         frequent = activations[:, : args.latents].nnz / args.held_out

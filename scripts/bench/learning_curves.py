@@ -52,7 +52,8 @@ class Runs:
 
     def train(self, name: str, rate: float, updates: int, seed: int, *more: Any) -> TrainingLog:
         """Train, unless the run is finished; returns its log."""
-        args, path = self.args, self.args.output / f"{name}-rate-{rate:g}-seed-{seed}-updates-{updates}"
+        args = self.args
+        path = self.args.output / f"{name}-rate-{rate:g}-seed-{seed}-updates-{updates}"
         log = path / "train.log"
         words = [
             *(sys.executable, "-m", "fairseq_cli.train", args.data_bin, "--user-dir", PACKAGE_DIR, "--save-dir", path),
@@ -191,7 +192,8 @@ def main() -> int:
     args = parse_args()
     args.output.mkdir(parents=True, exist_ok=True)
     os.environ.setdefault("PYTHONWARNINGS", "ignore")
-    runs, file = Runs(args), args.output / "learning.json"
+    runs = Runs(args)
+    file = args.output / "learning.json"
     results: dict[str, Any] = read_json(file) if file.exists() else {}
     for name in args.encoders:
         try:

@@ -97,13 +97,15 @@ def fista(x: Tensor, dictionary: Tensor, *, lipschitz: Tensor, steps: int) -> Te
         ``(n, n_atoms)``.
     """
     a = x.new_zeros(len(x), len(dictionary))
-    y, t = a, 1.0
+    y = a
+    t = 1.0
     for _ in range(steps):
         gradient = (y @ dictionary - x) @ dictionary.T
         following = (y - (gradient + LAMBDA) / lipschitz).clamp_(min=0.0)
         t_following = (1.0 + (1.0 + 4.0 * t * t) ** 0.5) / 2.0
         y = following + (t - 1.0) / t_following * (following - a)
-        a, t = following, t_following
+        a = following
+        t = t_following
     return a
 
 
@@ -139,7 +141,8 @@ class PublishedRecipeCriterion(FairseqCriterion):
 
     def forward(self, model: Any, sample: dict[str, Any], reduce: bool = True) -> tuple[Tensor, Any, dict[str, Any]]:
         """Loss summed over tokens, sample size, logging output."""
-        target, net_input = sample["target"], sample["net_input"]
+        target = sample["target"]
+        net_input = sample["net_input"]
         masked = target.ne(self.padding_idx)
         codes = self.online_codes(torch.where(masked, target, net_input["src_tokens"]), masked)
         total = codes.sum(dim=1, keepdim=True)

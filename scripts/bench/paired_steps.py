@@ -83,7 +83,8 @@ class Training:
         """
         metrics.reset()  # the trainings share fairseq's meters, and may use the same name for meters of different kinds
         _synchronize()
-        cpu_begin, begin = time.process_time(), time.perf_counter()
+        cpu_begin = time.process_time()
+        begin = time.perf_counter()
         sample = self.dataset.collater([self.dataset[index] for index in batch])
         collated = time.perf_counter()
         criterion = self.trainer.get_criterion()
@@ -91,7 +92,8 @@ class Training:
             criterion.begin_update([sample], self.trainer.get_num_updates(), device=self.trainer.device)
         log = self.trainer.train_step([sample])
         _synchronize()
-        end, cpu_end = time.perf_counter(), time.process_time()
+        end = time.perf_counter()
+        cpu_end = time.process_time()
         self.losses.append(float(log["loss"]))
         if not math.isfinite(self.losses[-1]):
             raise ValueError(f"the loss of {self.name} is {self.losses[-1]} in step {len(self.losses)}")

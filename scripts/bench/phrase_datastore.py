@@ -110,7 +110,8 @@ def measure_searches(store: PhraseDatastore, args: argparse.Namespace, faiss: ob
     rows = np.sort(rng.choice(len(store), size=args.queries, replace=False))
     queries = store.keys_of(rows)
     queries += 0.5 * queries.std(axis=0) * rng.standard_normal(queries.shape).astype(np.float32)
-    vectors, similarity = torch.from_numpy(queries), store.meta["similarity"]
+    vectors = torch.from_numpy(queries)
+    similarity = store.meta["similarity"]
 
     def search(query: Tensor) -> tuple[Tensor, Tensor]:
         return store.search(query, args.k, similarity=similarity)

@@ -36,7 +36,9 @@ from mlsm_plugin.core.sparse_coding.sae_coder import SaeCoder
 from mlsm_plugin.core.sparse_coding.sae_training import METHODS, SaeSettings, SaeTrainer, train_sae
 from mlsm_plugin.core.sparse_coding.sparse_coder import SparseCoder
 
-LEAST_EXPLAINED, MOST_DEAD, LEAST_SPEED = -0.03, 0.05, 10.0
+LEAST_EXPLAINED = -0.03
+MOST_DEAD = 0.05
+LEAST_SPEED = 10.0
 
 
 def main() -> int:
@@ -62,7 +64,8 @@ def main() -> int:
     torch.set_num_threads(args.threads)
     hidden = np.load(args.hidden).astype(np.float32) if args.hidden else synthetic(20_000, 8 * 128, 128)[0]
     rows = normalize_rows(hidden.astype(np.float32))[np.random.default_rng(args.seed).permutation(len(hidden))]
-    train, held_out = rows[args.held_out :], rows[: args.held_out]
+    train = rows[args.held_out :]
+    held_out = rows[: args.held_out]
     print(f"{len(train)} rows, {rows.shape[1]} wide, {args.atoms} atoms, k {args.k}, lambda {args.lambda_}, ", end="")
     print(f"{args.passes} passes of batches of {args.batch_size}; {args.threads} threads, torch {torch.__version__}")
 

@@ -42,7 +42,9 @@ from mlsm_plugin.huggingface.coding import encode_sequences
 from mlsm_plugin.huggingface.token_sequences import TokenSequences
 
 TARGET = 0.95
-SPLIT, FOLDER, DATASET = "binarized split", "folder of sequences", "datasets.Dataset"
+SPLIT = "binarized split"
+FOLDER = "folder of sequences"
+DATASET = "datasets.Dataset"
 
 
 def make_model(text: Path, folder: Path, args: argparse.Namespace) -> None:
@@ -61,7 +63,8 @@ def make_model(text: Path, folder: Path, args: argparse.Namespace) -> None:
 
 def first_lines(text: Path, words: int) -> str:
     """The first lines of a text, about ``words`` words."""
-    lines, count = [], 0
+    lines = []
+    count = 0
     with open(text, encoding="utf-8") as file:
         for line in file:
             if count >= words:
@@ -91,7 +94,9 @@ def main() -> int:
 
 def compare(root: Path, args: argparse.Namespace) -> int:
     """Prepare the files in ``root``, code them in turn, and print the ratios."""
-    text, model, data = root / "text.txt", root / "model", root / "data"
+    text = root / "text.txt"
+    model = root / "model"
+    data = root / "data"
     text.write_text(first_lines(args.text, int(0.8 * args.tokens)), encoding="utf-8")
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         make_model(text, model, args)
@@ -103,7 +108,8 @@ def compare(root: Path, args: argparse.Namespace) -> int:
     atoms = normalize_rows(rng.normal(size=(args.atoms, args.width)).astype(np.float32))
     coder = LassoCoder(AtomDictionary(atoms, {"lambda": args.lambda_}))
 
-    reader, hf_ids = BlockReader(data, "train", blocks), HuggingFaceTokenizer(model).hf_ids
+    reader = BlockReader(data, "train", blocks)
+    hf_ids = HuggingFaceTokenizer(model).hf_ids
     pieces = itertools.chain.from_iterable(reader.block(index) for index in range(len(reader)))
     rows = [hf_ids[piece.tokens.numpy()] for piece in pieces]
     TokenSequences.write(root / "sequences", rows)

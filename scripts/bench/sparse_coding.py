@@ -68,7 +68,8 @@ def published_fista(
             new_a = (y + ((x - y @ atoms) @ atoms.T - lambda_) / lipschitz).clip(min=0)
             new_t = (1 + (1 + 4 * t * t) ** 0.5) / 2
             y = new_a + (t - 1) / new_t * (new_a - a)
-            a, t = new_a, new_t
+            a = new_a
+            t = new_t
         parts.append(sp.csr_matrix(a.cpu().numpy()))
     return sp.vstack(parts, format="csr")
 
@@ -89,7 +90,8 @@ def fista_to_the_gap(
     for step in range(10_000):
         if step % 10 == 0:  # the gap costs as much as a step
             residual = x - a @ atoms
-            largest, penalty = (residual @ atoms.T).amax(dim=1), lambda_ * a.sum(dim=1)
+            largest = (residual @ atoms.T).amax(dim=1)
+            penalty = lambda_ * a.sum(dim=1)
             done = relative_gap_of_parts(x, residual, largest, penalty, lambda_) <= gap
             finished[active[done]] = a[done]
             active, x, a, y, t = (tensor[~done] for tensor in (active, x, a, y, t))
@@ -100,7 +102,8 @@ def fista_to_the_gap(
         t = torch.where(uphill, torch.ones_like(t), t)
         new_t = (1 + torch.sqrt(1 + 4 * t**2)) / 2
         y = new_a + (t - 1) / new_t * (new_a - a)
-        a, t = new_a, new_t
+        a = new_a
+        t = new_t
     finished[active] = a
     return sp.csr_matrix(finished.cpu().numpy())
 
@@ -160,7 +163,8 @@ def main() -> None:
         atoms = np.load(args.dictionary).astype(np.float64)
     else:
         hidden, atoms = synthetic(args.rows, 3000, 384)
-    lambda_, device = args.lambda_, args.device
+    lambda_ = args.lambda_
+    device = args.device
 
     def ours(rows: np.ndarray) -> sp.csr_matrix:
         on_device = torch.from_numpy(rows).to(device)
@@ -195,7 +199,8 @@ def report(peers: list[Peer], hidden: np.ndarray, atoms: np.ndarray, lambda_: fl
     """Print speed, exactness and ratios."""
     exact = lars(hidden, atoms, lambda_, np.float64)
     loose = np.flatnonzero(relative_gaps(hidden, atoms, exact, lambda_) > 1e-6)
-    rows, n_atoms = len(hidden), len(atoms)
+    rows = len(hidden)
+    n_atoms = len(atoms)
     print(f"{rows} rows, {hidden.shape[1]} wide, {n_atoms} atoms, lambda {lambda_}, {exact.nnz / rows:.1f} non-zeros")
     print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, {device}, torch {torch.__version__}")
     if len(loose):

@@ -105,10 +105,12 @@ class Step(nn.Module):
 
     def __init__(self, args: argparse.Namespace) -> None:
         super().__init__()
-        ffn, heads = geglu_dim(args.width), max(1, args.width // 64)
+        ffn = geglu_dim(args.width)
+        heads = max(1, args.width // 64)
         size = ModernSize(args.vocab, 1, args.layers, args.width, ffn, heads)
         self.encoder = ModernTransformer(size, nn.Embedding(args.vocab, args.width, 1))
-        self.dense, self.norm = nn.Linear(args.width, args.width, bias=False), modern_layers.Norm(args.width)
+        self.dense = nn.Linear(args.width, args.width, bias=False)
+        self.norm = modern_layers.Norm(args.width)
 
     def forward(self, tokens: torch.Tensor, targets: torch.Tensor, only: ChosenTokens) -> torch.Tensor:
         hidden = self.encoder(tokens, has_padding=False, only=only)["encoder_out"][0].transpose(0, 1).squeeze(0)

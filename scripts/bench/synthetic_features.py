@@ -69,7 +69,8 @@ class SyntheticFeatures:
         self.deviations = np.abs(rng.normal(recipe.spread, recipe.spread, size=recipe.features))
         factor = recipe.correlation * rng.normal(size=(recipe.features, recipe.rank))
         factor *= np.minimum(1, np.sqrt(0.99 / (factor**2).sum(axis=1)))[:, None]
-        self._factor, self._noise = factor, np.sqrt(1 - (factor**2).sum(axis=1))
+        self._factor = factor
+        self._noise = np.sqrt(1 - (factor**2).sum(axis=1))
         self._thresholds = norm.isf(np.minimum(1, self.frequencies * self._corrections()))
 
     def _corrections(self) -> np.ndarray:
@@ -87,7 +88,8 @@ class SyntheticFeatures:
 
     def sample(self, rows: int, rng: np.random.Generator) -> tuple[np.ndarray, sp.csr_matrix]:
         """Hidden states (rows, dim) float32, and their activations (rows, features)."""
-        hidden, activations = [], []
+        hidden = []
+        activations = []
         for start in range(0, rows, ROWS_AT_ONCE):
             drawn = self._activations(min(ROWS_AT_ONCE, rows - start), rng)
             activations.append(sp.csr_matrix(drawn))
@@ -124,7 +126,8 @@ def trees(recipe: Recipe) -> tuple[np.ndarray, list[np.ndarray]]:
     """
     parents = np.full(recipe.features, -1)
     families = []
-    above, next_feature = np.arange(recipe.roots), recipe.roots
+    above = np.arange(recipe.roots)
+    next_feature = recipe.roots
     for _ in range(recipe.depth):
         count = len(above) * recipe.branching
         if next_feature + count > recipe.features:
@@ -132,7 +135,8 @@ def trees(recipe: Recipe) -> tuple[np.ndarray, list[np.ndarray]]:
         children = np.arange(next_feature, next_feature + count)
         parents[children] = np.repeat(above, recipe.branching)
         families.append(children.reshape(-1, recipe.branching))
-        above, next_feature = children, next_feature + count
+        above = children
+        next_feature = next_feature + count
     return parents, families
 
 

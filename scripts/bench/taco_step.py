@@ -86,7 +86,8 @@ SIZES = {"tiny": ("taco_small", TINY_FLAGS), "small": ("taco_small", ()), "base"
 STEP_TARGET = 1.10
 MEMORY_TARGET = 0.10
 AGREEMENT = 1e-5
-WINDOW, TEMPERATURE = 5, 0.07  # the defaults of the task
+WINDOW = 5
+TEMPERATURE = 0.07  # the defaults of the task
 
 
 def straightforward_terms(
@@ -133,7 +134,8 @@ def build_trainings(data_bin: Path, args: argparse.Namespace) -> list[Training]:
     """The three trainings; the first is the baseline."""
     arch, size_flags = SIZES[args.size]
     options = ("--negatives", str(args.negatives), "--positive-window", str(WINDOW), "--temperature", str(TEMPERATURE))
-    stock, taco = (*STOCK_FLAGS, *size_flags), (*TACO_FLAGS, *options, *size_flags)
+    stock = (*STOCK_FLAGS, *size_flags)
+    taco = (*TACO_FLAGS, *options, *size_flags)
     straightforward = partial(StraightforwardCriterion, TokenContrastiveConfig(seed=args.seed))
     return [
         build_training("masked_lm", data_bin, args, arch, stock),

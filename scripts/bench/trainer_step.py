@@ -133,7 +133,8 @@ def trainings(args: argparse.Namespace, folder: Path) -> dict[str, tuple[Any, An
     tokenizer = make_tokenizer(args.vocab)
     rng = np.random.default_rng(1)
     ids = rng.integers(len(SPECIAL), args.vocab, size=(args.steps * args.batch_size, args.block))
-    ids[:, 0], ids[:, -1] = tokenizer.cls_token_id, tokenizer.sep_token_id
+    ids[:, 0] = tokenizer.cls_token_id
+    ids[:, -1] = tokenizer.sep_token_id
     sequences = TokenSequences(ids)
     codes = make_codes(sequences, args.atoms, args.nonzeros, folder / "codes")
 

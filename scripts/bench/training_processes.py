@@ -85,7 +85,8 @@ def wait_for_start(trainings: list[TrainingProcess]) -> None:
 
 def run_rounds(trainings: list[TrainingProcess], args: argparse.Namespace, rng: np.random.Generator) -> None:
     """Let the trainings take turns in each round, on the same batches, in a rotating order."""
-    samples, steps = rng.permutation(trainings[0].blocks), 3
+    samples = rng.permutation(trainings[0].blocks)
+    steps = 3
     for round_ in range(-args.warmup, args.rounds):
         places = np.arange(steps * args.batch_size) + round_ * steps * args.batch_size
         batches = np.split(np.take(samples, places, mode="wrap"), steps)

@@ -62,7 +62,8 @@ TACO_FLAGS = ("--task", "taco", "--criterion", "token_contrastive")
 NO_DROPOUT = ("--dropout", "0", "--attention-dropout", "0")
 FUSED = ("--optimizer", "fused_adamw")
 RECIPE = ("--optimizer", "muon", "--mask-prob", "0.225")  # the mean of 0.30 and 0.15
-FLOAT32, BF16 = ("--autocast", "off"), ("--autocast", "bf16")
+FLOAT32 = ("--autocast", "off")
+BF16 = ("--autocast", "bf16")
 AUTO = ("--autocast", "auto")  # as `mlsm auxiliary` trains
 # ratio of tokens a second: data loading to the fastest step
 LOADER_TARGETS = {"mlsm": 10.0, "taco": 10.0, "span_denoising": 10.0, "npm": 3.0}
@@ -78,7 +79,8 @@ def write_teacher(data_bin: Path, args: argparse.Namespace) -> tuple[str, ...]:
     """Save a random teacher and a random TopK SAE of its last layer; returns the flags to code with them online."""
     layers, width = args.teacher
     size = ("--encoder-layers", str(layers), "--encoder-embed-dim", str(width))
-    teacher, folder = data_bin / "teacher.pt", data_bin / "sae"
+    teacher = data_bin / "teacher.pt"
+    folder = data_bin / "sae"
     cfg = configuration(data_bin, args, "mlsm_modern", (*PLAIN_FLAGS, *size))
     write_untrained(teacher, cfg, setup_task(cfg.task).build_model(cfg.model).state_dict())
     rows = F.normalize(torch.randn(args.atoms, width), dim=1)
@@ -129,7 +131,8 @@ def table(trainings: list[TrainingProcess], args: argparse.Namespace) -> str:
     for training in trainings:
         speed = by_name["stock"].seconds / training.seconds
         low, ratio, high = np.percentile(speed, [25, 50, 75])
-        step, data = np.median(training.seconds), np.median(training.data)
+        step = np.median(training.seconds)
+        data = np.median(training.data)
         line = f"{training.name:<{width}}{tokens / step:>10,.0f}{1e3 * step:>9.1f}{1e3 * data:>9.1f}{ratio:>10.2f}"
         line += f"{f'{low:.2f}-{high:.2f}':>14}"
         if "modern bf16" in by_name:
@@ -161,7 +164,8 @@ def loader_report(data_bin: Path, args: argparse.Namespace, fastest: float) -> s
         batches = task.get_batch_iterator(
             task.dataset("train"), max_sentences=cfg.dataset.batch_size, max_positions=10**9, seed=args.seed
         ).next_epoch_itr(shuffle=True)
-        tokens, begin = 0, time.perf_counter()
+        tokens = 0
+        begin = time.perf_counter()
         for number, sample in enumerate(batches):
             if number == 0:  # opens files, compiles
                 begin = time.perf_counter()

@@ -27,7 +27,7 @@ def check_width(encoder: HiddenStateEncoder, coder: SparseCoder) -> None:
         )
 
 
-def check_positions(encoder: HiddenStateSource, tokens_per_sample: int) -> None:
+def check_sample_length(encoder: HiddenStateSource, tokens_per_sample: int) -> None:
     """Raise ValueError if the samples have more tokens than the model has positions."""
     if tokens_per_sample > encoder.max_tokens:
         raise ValueError(
@@ -63,5 +63,5 @@ def fitting_encoder(auxiliary: PathLike, data_bin: PathLike, coder: SparseCoder,
     """
     encoder = open_encoder(auxiliary, data_bin, layer=settings.layer, device=settings.device, fp16=settings.fp16)
     check_width(encoder, coder)
-    check_positions(encoder, settings.blocks.tokens_per_sample)
+    check_sample_length(encoder, settings.blocks.tokens_per_sample)
     return encoder

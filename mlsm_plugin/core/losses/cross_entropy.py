@@ -12,17 +12,17 @@ CHUNK_ENTRIES = 1 << 19  # logits in float32 at once: 2 MB, which fit into the c
 CHUNK_ENTRIES_GPU = 1 << 24
 
 
-def token_cross_entropy(logits: Tensor, targets: Tensor, *, ignored: int = -100) -> Tensor:
-    """The cross entropy of each token, ``(n,)`` float32, 0 for ``ignored`` targets.
+def token_cross_entropy(logits: Tensor, targets: Tensor, *, ignore_index: int = -100) -> Tensor:
+    """The cross entropy of each token, ``(n,)`` float32, 0 for targets that are ``ignore_index``.
 
     Computed in float32, a few rows at a time; the gradient has the dtype of the logits and may take their memory.
 
     Args:
         logits: ``(n, V)``, any floating dtype; nothing else may need their values for its gradient.
         targets: ``(n,)`` ids.
-        ignored: an id that does not count.
+        ignore_index: an id that does not count.
     """
-    losses: Tensor = _CrossEntropy.apply(logits, targets, ignored)
+    losses: Tensor = _CrossEntropy.apply(logits, targets, ignore_index)
     return losses
 
 
@@ -30,14 +30,14 @@ class _CrossEntropy(torch.autograd.Function):
     """Computes the gradient in the forward pass, to the bit as ``F.cross_entropy`` does, with fewer passes."""
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, targets: Tensor, ignored: int) -> Tensor:
+    def forward(ctx: Any, logits: Tensor, targets: Tensor, ignore_index: int) -> Tensor:
         dtype = torch.promote_types(logits.dtype, torch.float32)
         needs_gradient = ctx.needs_input_grad[0]
         losses = logits.new_empty(len(logits), dtype=dtype)
         gradient = torch.empty_like(logits) if needs_gradient else None
-        counted = targets != ignored
-        columns = targets.where(counted, 0)[:, None]
-        signs = -counted[:, None].to(dtype)  # -1, or 0 for a row that does not count
+        is_target = targets != ignore_index
+        columns = targets.where(is_target, 0)[:, None]
+        signs = -is_target[:, None].to(dtype)  # -1, or 0 for a row that does not count
         entries = CHUNK_ENTRIES_GPU if logits.is_cuda else CHUNK_ENTRIES
         rows = max(1, entries // max(1, logits.size(1)))
         # the derivatives of the losses of a chunk by its log-probabilities: -1 for each target, and 0 elsewhere
@@ -54,7 +54,7 @@ class _CrossEntropy(torch.autograd.Function):
                 of_chunk.scatter_(1, columns[chunk], 0.0)
         if gradient is not None:
             ctx.save_for_backward(gradient)
-        return losses.where(counted, 0.0)
+        return losses.where(is_target, 0.0)
 
     @staticmethod
     @torch.autograd.function.once_differentiable

@@ -94,11 +94,10 @@ class LatentSemanticTerms(NamedTuple):
     """
 
     loss: Tensor  # latent_weight x KL + mlm_weight x MLM, summed, float32 scalar; divide it by sample_size
-    sample_size: Any  # int or Tensor: masked tokens that have a code; all masked tokens if latent_weight is 0
+    sample_size: int | Tensor  # masked tokens that have a code; all masked tokens if latent_weight is 0
     latent: Tensor | None  # (n,) the latent loss in nats
     nonzeros: Tensor | None  # (n,) number of atoms in the code
     mlm: Tensor | None  # (n,) the cross entropy in nats
-    mlm_sum: Tensor | None  # its sum
 
 
 def check_weights(latent_weight: float, mlm_weight: float) -> None:
@@ -120,8 +119,8 @@ def latent_semantic_terms(
     mlm_weight: float,
     latent_target: str = "distribution",
     zero: Tensor | None = None,
-    ignored: int = -100,
-    number: Tensor | int | None = None,
+    ignore_index: int = -100,
+    num_targets: Tensor | int | None = None,
 ) -> LatentSemanticTerms:
     """``latent_weight`` x KL + ``mlm_weight`` x MLM cross entropy; each is a mean after division by the sample size.
 
@@ -137,12 +136,12 @@ def latent_semantic_terms(
         latent_weight, mlm_weight: not negative, not both 0.
         latent_target: a key of :data:`LATENT_LOSSES`.
         zero: a zero to start the sum with, which gives idle parameters a gradient of zeros.
-        ignored: target of padding rows; these come last and have no codes.
-        number: number of rows that are not ``ignored``, if known.
+        ignore_index: target of padding rows; these come last and have no codes.
+        num_targets: number of other rows, if known.
     """
-    num_masked = sample_size = targets.ne(ignored).sum() if number is None else number
+    num_masked = sample_size = targets.ne(ignore_index).sum() if num_targets is None else num_targets
     loss = torch.zeros((), device=targets.device) if zero is None else zero
-    latent = nonzeros = mlm = mlm_sum = None
+    latent = nonzeros = mlm = None
     if latent_weight > 0:
         assert codes is not None
         assert atom_logits is not None
@@ -156,11 +155,9 @@ def latent_semantic_terms(
         latent = latent.detach()
     if mlm_weight > 0:
         assert token_logits is not None
-        mlm = token_cross_entropy(token_logits, targets, ignored=ignored)
-        mlm_sum = mlm.sum()
+        mlm = token_cross_entropy(token_logits, targets, ignore_index=ignore_index)
         some = num_masked.clamp(min=1) if isinstance(num_masked, Tensor) else max(num_masked, 1)
         scale = mlm_weight if nonzeros is None else mlm_weight * sample_size / some
-        loss = loss + scale * mlm_sum
+        loss = loss + scale * mlm.sum()
         mlm = mlm.detach()
-        mlm_sum = mlm_sum.detach()
-    return LatentSemanticTerms(loss, sample_size, latent, nonzeros, mlm, mlm_sum)
+    return LatentSemanticTerms(loss, sample_size, latent, nonzeros, mlm)

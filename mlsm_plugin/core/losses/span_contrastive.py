@@ -55,7 +55,7 @@ class SpanTerms(NamedTuple):
     loss: Tensor  # summed, float32 scalar with gradient
     losses: Tensor  # loss of each query, 0 without positives
     correct: Tensor  # bool, whether the best candidate of a query is a positive
-    counted: Tensor  # bool, whether a query has positives
+    has_positive: Tensor  # bool, whether a query has positives
 
 
 def span_contrastive_terms(

@@ -6,7 +6,7 @@ import torch
 from fairseq.data import Dictionary
 from torch import Tensor
 
-from mlsm_plugin.core.coding.coder_fit import check_positions
+from mlsm_plugin.core.coding.coder_fit import check_sample_length
 from mlsm_plugin.core.files.atomic_files import PathLike
 from mlsm_plugin.core.hidden_states.encoder import HiddenStateSource
 from mlsm_plugin.core.hidden_states.sources import open_encoder, source_of
@@ -64,7 +64,7 @@ class AuxiliaryModel:
         if self._encoder is None:
             with torch.random.fork_rng(devices=[]):
                 encoder = open_encoder(self.checkpoint, self.data_bin, layer=self.layer, device="cpu", fp16=self._fp16)
-            check_positions(encoder, self.tokens_per_sample)
+            check_sample_length(encoder, self.tokens_per_sample)
             self._encoder = encoder
         return self._encoder
 

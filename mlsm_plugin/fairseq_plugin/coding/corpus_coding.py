@@ -6,7 +6,7 @@ from functools import cache, partial
 from pathlib import Path
 
 from mlsm_plugin.core.coding.block_coding import CodingFigures, encode_blocks
-from mlsm_plugin.core.coding.coder_fit import check_positions, fitting_encoder, fitting_fingerprint
+from mlsm_plugin.core.coding.coder_fit import check_sample_length, fitting_encoder, fitting_fingerprint
 from mlsm_plugin.core.coding.coder_learning import LearningSettings, learn_into
 from mlsm_plugin.core.coding.split_coder import CodingSettings
 from mlsm_plugin.core.files.atomic_files import PathLike
@@ -94,7 +94,7 @@ def learn_from_split(
 
     def open_model() -> HiddenStateSource:
         encoder = open_encoder(auxiliary, data_bin, layer=settings.layer, device=settings.device, fp16=settings.fp16)
-        check_positions(encoder, blocks.tokens_per_sample)
+        check_sample_length(encoder, blocks.tokens_per_sample)
         return encoder
 
     return learn_into(

@@ -56,7 +56,7 @@ class MaskedLmLoss(masked_lm.MaskedLmLoss):
     ) -> tuple[Tensor, int | Tensor, LoggingOutput]:
         targets, number, logits, _ = project_masked(model, sample, self.padding_idx)
         assert logits is not None
-        loss = token_cross_entropy(logits, targets, ignored=self.padding_idx).sum()
+        loss = token_cross_entropy(logits, targets, ignore_index=self.padding_idx).sum()
         counts = {"ntokens": sample["ntokens"], "nsentences": sample["nsentences"], "sample_size": number}
         return loss, number, {"loss": loss.detach(), **counts}
 

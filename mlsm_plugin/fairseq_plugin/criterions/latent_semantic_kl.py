@@ -92,8 +92,8 @@ class LatentSemanticKlCriterion(SummedCriterion):
             mlm_weight=self.mlm_weight,
             latent_target=self.latent_target,
             zero=extra.get("zero_with_gradient"),  # for parameters of projections that this step does not compute
-            ignored=self.padding_idx,
-            number=number,
+            ignore_index=self.padding_idx,
+            num_targets=number,
         )
         logging_output = {
             "ntokens": sample["ntokens"],
@@ -106,8 +106,8 @@ class LatentSemanticKlCriterion(SummedCriterion):
             logging_output["latent_loss"] = terms.latent.sum()
             logging_output["num_coded"] = terms.sample_size
             logging_output["num_nonzeros"] = terms.nonzeros.sum()
-        if terms.mlm_sum is not None:
-            logging_output["mlm_loss"] = terms.mlm_sum
+        if terms.mlm is not None:
+            logging_output["mlm_loss"] = terms.mlm.sum()
         return terms.loss, terms.sample_size, logging_output
 
     @staticmethod

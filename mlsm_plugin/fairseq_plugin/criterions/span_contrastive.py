@@ -100,7 +100,7 @@ class SpanContrastiveCriterion(SummedCriterion):
             temperature=self.cfg.similarity_temperature,
         )
         loss = sum((term.loss for term in terms.values()), start=zero_with_gradient(lm_head(model).parameters()))
-        sample_size = terms["start"].counted.sum()
+        sample_size = terms["start"].has_positive.sum()
         logging_output = {
             "loss": loss.detach(),
             "sample_size": sample_size,

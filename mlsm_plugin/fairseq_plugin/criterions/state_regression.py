@@ -70,7 +70,7 @@ class StateRegressionCriterion(SummedCriterion):
         """The loss summed over the masked tokens, their number, and the logging output."""
         targets, number, logits, extra = project_masked(model, sample, self.padding_idx)
         assert logits is not None
-        mlm = token_cross_entropy(logits, targets, ignored=self.padding_idx).sum()
+        mlm = token_cross_entropy(logits, targets, ignore_index=self.padding_idx).sum()
         loss = mlm + extra["zero_with_gradient"]
         logging_output = {
             "ntokens": sample["ntokens"],
@@ -97,7 +97,10 @@ class StateRegressionCriterion(SummedCriterion):
 
     @staticmethod
     def reduce_metrics(logging_outputs: list[LoggingOutput]) -> None:
-        """Log means over the masked tokens of the updates, cross entropies in bits as in fairseq."""
+        """Log means over the masked tokens of the updates.
+
+        As in fairseq, cross entropies and the whole loss are divided by log 2; ``state_loss`` is in variances.
+        """
         means = LoggedMeans(logging_outputs)
         masked = means.total("sample_size")
         means.log("loss", "loss", masked, unit=BIT)

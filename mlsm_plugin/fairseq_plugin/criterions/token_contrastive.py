@@ -124,7 +124,7 @@ class TokenContrastiveCriterion(SummedCriterion):
         assert logits is not None
         embedded, encoded = first_and_last_states(model, extra)
         semantics = encoded.float() - embedded.float()  # (B, T, d)
-        mlm = token_cross_entropy(logits, targets, ignored=self.padding_idx).sum()
+        mlm = token_cross_entropy(logits, targets, ignore_index=self.padding_idx).sum()
         if sample.get("is_dummy"):  # this rank has no batch left; do not draw from this one
             valid = torch.zeros_like(valid)
         weight = self.cfg.contrastive_weight

@@ -119,11 +119,10 @@ class PluginTask(ABC):
 
     Criterions run under ``torch.autocast`` if ``--autocast`` is on, and their loss functions compute in float32. The
     task rejects criterions and models of other tasks, which fairseq accepts silently; it accepts all classes of a
-    user's plugin. It logs ``masked_share``, the share of the content tokens that is masked, over all workers, unless
-    there are none.
-    Checkpoints load from anywhere, but only with the vocabulary that they were trained with. The configuration names
-    the data (``data``), whose first folder has the dictionary. ValueError for ``--autocast bf16`` with another
-    kind of reduced precision.
+    user's plugin. If batches have content tokens, it logs ``masked_share``, the share of these that is masked, over
+    all workers. Checkpoints load from anywhere, but only with the vocabulary that they were trained with. The
+    configuration names the data (``data``), whose first folder has the dictionary. ValueError for ``--autocast bf16``
+    with another kind of reduced precision.
     """
 
     criterions: ClassVar[tuple[str, ...]]  # criterions of this package and of fairseq that this task can train with

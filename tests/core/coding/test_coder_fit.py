@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mlsm_plugin.core.coding.coder_fit import check_positions, check_width, fitting_encoder, fitting_fingerprint
+from mlsm_plugin.core.coding.coder_fit import check_sample_length, check_width, fitting_encoder, fitting_fingerprint
 from mlsm_plugin.core.coding.split_coder import CodingSettings
 from mlsm_plugin.core.hidden_states.settings import BlockSettings
 from mlsm_plugin.core.sparse_coding.dictionary import AtomDictionary
@@ -40,12 +40,12 @@ def test_coder_of_another_model_or_layer_is_refused(tiny: TinyData) -> None:
 def test_width_and_positions_of_the_model_are_compared(tiny: TinyData) -> None:
     encoder = FairseqEncoder(tiny.model, tiny.data_bin, layer=1, device="cpu")
     check_width(encoder, ToyCoder(32))
-    check_positions(encoder, POSITIONS)
+    check_sample_length(encoder, POSITIONS)
     with pytest.raises(ValueError, match="dictionary is 16 wide, the hidden states of the auxiliary model are 32 wide"):
         check_width(encoder, ToyCoder(16))
     too_long = f"--tokens-per-sample {POSITIONS + 1} is more than the {POSITIONS} positions of the auxiliary model"
     with pytest.raises(ValueError, match=too_long):
-        check_positions(encoder, POSITIONS + 1)
+        check_sample_length(encoder, POSITIONS + 1)
 
 
 def test_fingerprint_is_given_only_where_all_fits(tiny: TinyData, tmp_path: Path) -> None:

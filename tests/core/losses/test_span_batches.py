@@ -69,7 +69,7 @@ def test_single_tokens_have_no_ends_and_no_spans_no_loss() -> None:
     features = torch.randn(2, 2, 3, requires_grad=True)
     terms = span_batch_terms(features, features.flatten(0, 1), context, spans, span_ngrams(context, spans), single=True)
     assert list(terms) == ["start"]
-    assert bool(terms["start"].counted.all())
+    assert bool(terms["start"].has_positive.all())
     none = without_spans(spans)
     terms = span_batch_terms(features, features.flatten(0, 1), context, none, span_ngrams(context, none))
     assert float(terms["start"].loss) == float(terms["end"].loss) == 0

@@ -71,7 +71,7 @@ def test_loss_and_gradients_are_those_of_the_plain_formula(chunk_entries: int, m
             assert float(terms.loss.detach()) == pytest.approx(float(expected.detach()), rel=tolerance, abs=tolerance)
             for leaf, gradient in zip(own, expected_gradients, strict=True):
                 torch.testing.assert_close(leaf.grad.double(), gradient, rtol=tolerance, atol=20 * tolerance)
-            assert terms.counted.tolist() == counted
+            assert terms.has_positive.tolist() == counted
         terms = span_contrastive_terms(*leaves, *rest[:2], **how)
         assert terms.correct.tolist() == found
         torch.testing.assert_close(terms.losses.sum(), terms.loss.detach())
