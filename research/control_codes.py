@@ -219,7 +219,10 @@ def main() -> int:
     args = parse_arguments()
     os.makedirs(args.output, exist_ok=True)
     try:
-        write_random_dictionary(args) if args.kind == RANDOM_DICTIONARY else write_controls(args)
+        if args.kind == RANDOM_DICTIONARY:
+            write_random_dictionary(args)
+        else:
+            write_controls(args)
     except (ValueError, FileNotFoundError) as error:
         raise SystemExit(f"error: {error}") from None
     return 0

@@ -44,7 +44,8 @@ def part(kind: str, **values: object) -> Callable[[State, str], object]:
         own = state["cfg"][kind]
         for name, value in values.items():
             value = code if value == CODE else value
-            vars(own).update({name: value}) if isinstance(own, Namespace) else own.update({name: value})
+            options = vars(own) if isinstance(own, Namespace) else own
+            options[name] = value
 
     return change
 

@@ -180,7 +180,10 @@ def test_what_cannot_be_is_one_line(tmp_path: Path) -> None:
         make_model()(input_ids=torch.tensor([[2, 9, 3]]), labels=torch.tensor([[IGNORED, 9, IGNORED]]))
     for damage in (b"no weights", None):
         path = tmp_path / "plain" / LATENT_HEAD
-        save_file({"weight": torch.zeros(3, 4)}, path) if damage is None else path.write_bytes(damage)
+        if damage is None:
+            save_file({"weight": torch.zeros(3, 4)}, path)
+        else:
+            path.write_bytes(damage)
         with pytest.raises(ValueError, match=re.escape(LATENT_HEAD)):
             LatentSemanticModel.from_pretrained(tmp_path / "plain")
 

@@ -15,7 +15,8 @@ def test_loss_and_gradients_are_those_of_the_stock_class() -> None:
     stock, model = tiny_bert(), MaskedLmModel.of(tiny_bert())
     wanted, found = stock(**batch).loss, model(**batch)["loss"]
     torch.testing.assert_close(found, wanted)
-    wanted.backward(), found.backward()
+    wanted.backward()
+    found.backward()
     for (name, one), (_, other) in zip(stock.named_parameters(), model.named_parameters(), strict=True):
         torch.testing.assert_close(other.grad, one.grad, rtol=1e-4, atol=1e-7, msg=name)
     update = {"num_items_in_batch": (batch["labels"] >= 0).sum()}

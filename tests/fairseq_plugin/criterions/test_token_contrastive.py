@@ -47,7 +47,8 @@ def parts_of(criterion: Any, model: Any, sample: Any) -> tuple[torch.Tensor, tor
 def test_loss_is_the_weighted_sum_of_its_parts(pipeline: Any, arch: str) -> None:
     cfg, task, model, criterion = setup(pipeline, "--contrastive-weight", 0.7, arch=arch)
     sample = next(each_batch(cfg, "valid", task=task))
-    model.train(), criterion.train()
+    model.train()
+    criterion.train()
     loss, sample_size, log = criterion(model, sample)
     mlm, contrastive, num_masked, num_anchors = parts_of(criterion, model, sample)
     assert (int(sample_size), int(log["num_anchors"])) == (num_masked, num_anchors)
@@ -64,7 +65,8 @@ def test_accumulated_batches_give_the_means_over_all_their_tokens(pipeline: Any,
     cfg, task, model, criterion = setup(pipeline, "--contrastive-anchors", anchors, "--contrastive-weight", 2)
     fitting = (one for one in each_batch(cfg, task=task) if one["target"].size(1) <= 64)
     samples = [*itertools.islice(fitting, 3), next(each_batch(cfg, "valid", task=task))]
-    model.train(), criterion.train()
+    model.train()
+    criterion.train()
 
     criterion.begin_update([*samples, {}], 7, device=torch.device("cpu"))
     total = 0
@@ -124,7 +126,8 @@ def test_every_batch_gives_a_finite_loss_and_gradient(
 ) -> None:
     cfg, task, model, criterion = setup(pipeline, *across)
     sample = edit(next(each_batch(cfg, "valid", task=task)))
-    model.train(), criterion.train()
+    model.train()
+    criterion.train()
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
             criterion.begin_update([sample], 0, device=torch.device("cpu"))
@@ -164,7 +167,9 @@ def test_without_weight_it_is_masked_lm_bit_for_bit(pipeline: Any) -> None:
     sample = next(each_batch(cfg, "valid", task=task))
     results = []
     for one in (criterion, stock):
-        model.train(), one.train(), model.zero_grad()
+        model.train()
+        one.train()
+        model.zero_grad()
         torch.manual_seed(3)
         loss, sample_size, log = one(model, sample)
         loss.backward()
@@ -186,14 +191,16 @@ def test_pairs_depend_on_seed_update_and_batch_only(pipeline: Any) -> None:
         one.begin_update([sample], update, device=torch.device("cpu"))
         return float(one(model, sample)[2]["contrastive_loss"])
 
-    model.train(), criterion.train()
+    model.train()
+    criterion.train()
     expected = contrastive(first, 4)
     contrastive(second, 5)
     assert contrastive(first, 4) == expected
     assert contrastive(first, 5) != expected
     _, _, _, other_seed = setup(pipeline, "--seed", 2)
     assert contrastive(first, 4, other_seed.train()) != expected
-    model.eval(), criterion.eval()
+    model.eval()
+    criterion.eval()
     assert contrastive(first, 4) == contrastive(first, 9)
 
 

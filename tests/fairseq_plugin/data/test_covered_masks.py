@@ -97,7 +97,8 @@ def test_masks_are_covered_content_and_come_from_seed_epoch_and_index(
     for dataset in (inputs, targets, *again):
         dataset.set_epoch(epoch)
     for index in reversed(range(len(tokens))):  # in another order than the others
-        again[0][index], again[1][index]
+        for dataset in again:
+            dataset[index]
     for index, (ids, places) in enumerate(zip(tokens, positions, strict=True)):
         source, target = inputs[index], targets[index]
         assert source.dtype == target.dtype == ids.dtype
