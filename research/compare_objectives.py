@@ -67,8 +67,7 @@ class Comparison:
         texts = [*self.args.train, *self.args.valid, *self.args.held_out]
         tokenizer = self.output / "tokenizer"
         if args.auxiliary:
-            hf = args.auxiliary.startswith("hf:")
-            tokenizer = args.auxiliary if hf else Path(args.auxiliary).parent
+            tokenizer = source_of(args.auxiliary).tokenizer_of(args.auxiliary)
         else:
             words = ["mlsm", "tokenizer", "--input", *args.train, "--vocab-size", args.vocab_size]
             self.commands.run("tokenizer", [*words, "--output", tokenizer], inputs=texts)
