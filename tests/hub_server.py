@@ -49,6 +49,8 @@ class Hub(BaseHTTPRequestHandler):
                     self.branches.setdefault(branch, {})[row["value"]["path"]] = base64.b64decode(
                         row["value"]["content"]
                     )
+                if row["key"] == "deletedFile":
+                    self.branches[branch].pop(row["value"]["path"])
             return self.answer(
                 {"success": True, "commitOid": "0" * 40, "commitUrl": f"http://127.0.0.1/{REPO}/commit/0"}
             )

@@ -14,7 +14,8 @@ class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
     """Adds the default of an option to its help, unless the help already describes it."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
-        if action.default in (None, False, []) or "(default" in (action.help or ""):
+        is_off = action.default is None or action.default is False or action.default == []
+        if is_off or "(default" in (action.help or ""):
             return action.help
         if isinstance(action.default, list):
             return f"{action.help} (default: {' '.join(map(str, action.default))})"

@@ -14,11 +14,13 @@ from mlsm_plugin.cli.coding_options import (
     block_settings,
     user_dir_flags,
 )
-from mlsm_plugin.cli.settings_flags import add_settings, settings_of
+from mlsm_plugin.cli.settings_flags import add_settings, refuse_changed, settings_of
 from mlsm_plugin.core.coding.coder_learning import LearningSettings
+from mlsm_plugin.core.files.settings import options_of
 from mlsm_plugin.core.hidden_states.settings import BlockSettings, ModelRun
 from mlsm_plugin.fairseq_plugin.text.sentencepiece_training import TokenizerSettings
 
+PIECES = 16_000  # of a tokenizer
 OF_CODES = ("atoms", "k", "tokens", "seed")
 
 
@@ -49,7 +51,7 @@ def add_train_options(parser: argparse.ArgumentParser) -> None:
     add_output(parser, "folder of the run: dataset, model, ledger, and the exported checkpoints")
     add_settings(parser, BabylmSettings)
     add_arch(parser, default="mlsm_deberta_small")  # this model learns most from each word: docs/speed.md
-    add_settings(parser, TokenizerSettings, only=("vocab_size",), defaults={"vocab_size": 16_000})
+    add_settings(parser, TokenizerSettings, only=("vocab_size",), defaults={"vocab_size": PIECES})
     add_workers(parser)
     add_settings(parser.add_argument_group("dictionary and codes of mlsm+mlm"), LearningSettings, only=OF_CODES)
     add_settings(parser, ModelRun)
@@ -60,10 +62,16 @@ def run_train(args: argparse.Namespace, extra: list[str]) -> int:
     """Run the missing steps of the training, and print the ledger."""
     from mlsm_plugin.babylm.training import train
 
+    settings = settings_of(BabylmSettings, args)
+    if settings.objective != "mlsm+mlm":
+        unused = {name: options_of(LearningSettings)[name].default for name in OF_CODES if name != "seed"}
+        refuse_changed(args, unused, "only --objective mlsm+mlm makes codes")
+    if settings.auxiliary:
+        refuse_changed(args, {"vocab_size": PIECES}, "the tokenizer is that of --auxiliary; leave it out")
     result = train(
         args.text_dir,
         args.output,
-        settings_of(BabylmSettings, args),
+        settings,
         settings_of(TokenizerSettings, args),
         settings_of(LearningSettings, args, layer=0, coder="topk"),
         block_settings(args, "", {"tokens_per_sample": BlockSettings().tokens_per_sample}),

@@ -49,6 +49,8 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
 
     if args.max_length is not None:
         raise ValueError("--max-length is only for --format sequences; fairseq-train has --tokens-per-sample")
+    if args.overwrite:
+        raise ValueError("--overwrite is only for --format sequences; delete the dataset to make it anew")
     if not args.valid:
         raise ValueError("--valid is required: fairseq-train validates on it")
     figures = binarize(

@@ -65,7 +65,9 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
         output_folder(args.output)
     convert, options = CONVERSIONS[kind]
     for name in dict.fromkeys(name for _, names in CONVERSIONS.values() for name in names):
-        if getattr(args, name) not in (None, False) and name not in options:
+        value = getattr(args, name)
+        is_set = value is not None and value is not False  # 0 is a value
+        if is_set and name not in options:
             raise ValueError(f"--{name.strip('_')} is not for {kind}, which {args.sources[0]} is")
     if "text" in options and args.text is None:
         raise ValueError(f"{args.sources[0]} is {kind}: --text is required, to compare both models on it")

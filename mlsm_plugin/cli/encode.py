@@ -20,10 +20,11 @@ from mlsm_plugin.cli.coding_options import (
     output_folder,
 )
 from mlsm_plugin.cli.next_commands import print_next, training_command
-from mlsm_plugin.cli.settings_flags import add_coder_flags, add_settings, coder_of, settings_of
+from mlsm_plugin.cli.settings_flags import add_coder_flags, add_settings, coder_of, refuse_changed, settings_of
 from mlsm_plugin.core.coding.split_coder import CodingSettings
 from mlsm_plugin.core.files.model_files import DICTIONARY_NAME
 from mlsm_plugin.core.files.process_rank import ProcessRank, process_rank
+from mlsm_plugin.core.files.settings import options_of
 from mlsm_plugin.core.hidden_states.settings import BlockSettings
 
 if TYPE_CHECKING:
@@ -148,6 +149,8 @@ def coding_of(args: argparse.Namespace, *, of_fairseq: bool) -> Coding:
     from mlsm_plugin.core.coding.coder_fit import fitting_layer
 
     process = process_rank(args.process_index, args.num_processes, os.environ)
+    if not of_fairseq:
+        refuse_changed(args, dict.fromkeys(options_of(BlockSettings)), "sequences are already cut")
     coder = coder_of(args)
     settings = settings_of(
         CodingSettings,

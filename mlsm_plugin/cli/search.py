@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from mlsm_plugin.cli.actions import actions_of
 from mlsm_plugin.cli.coding_options import add_output, add_share_options
 from mlsm_plugin.cli.next_commands import print_next
-from mlsm_plugin.cli.settings_flags import add_settings, settings_of
+from mlsm_plugin.cli.settings_flags import add_settings, refuse_changed, settings_of
 from mlsm_plugin.core.files.process_rank import process_rank
 from mlsm_plugin.core.hidden_states.settings import ModelRun
 from mlsm_plugin.search.settings import IndexSettings
@@ -129,6 +129,8 @@ def run_query(args: argparse.Namespace, extra: list[str]) -> int:
         raise ValueError("pass either a text or --input")
     if args.count < 1:
         raise ValueError(f"--count must be positive, got {args.count}")
+    if args.by == "words":
+        refuse_changed(args, {"model": None, "dictionary": None}, "--by words needs no model; leave it out")
     queries = [args.text] if args.input is None else [line for line in read_lines(args.input) if line]
     origin = read_meta(args.index)["origin"]
     assert isinstance(origin, dict)

@@ -51,11 +51,17 @@ class Measure:
         return float(self.values.sum() / self.weights.sum())
 
     def difference(self, other: "Measure", seed: int = 1) -> tuple[float, float]:
-        """The 95 % bootstrap interval of this figure minus the figure of ``other``, measured on the same parts."""
+        """The 95 % bootstrap interval of this figure minus the figure of ``other``, measured on the same parts.
+
+        Resamples in which one of the two has no weight are left out.
+        """
         rng = np.random.default_rng(seed)
         rows = rng.integers(len(self.values), size=(RESAMPLES, len(self.values)))
-        figures = self.values[rows].sum(axis=1) / self.weights[rows].sum(axis=1)
-        others = other.values[rows].sum(axis=1) / other.weights[rows].sum(axis=1)
+        weights = self.weights[rows].sum(axis=1)
+        other_weights = other.weights[rows].sum(axis=1)
+        defined = (weights > 0) & (other_weights > 0)
+        figures = self.values[rows].sum(axis=1)[defined] / weights[defined]
+        others = other.values[rows].sum(axis=1)[defined] / other_weights[defined]
         low, high = np.quantile(figures - others, [0.025, 0.975])
         return float(low), float(high)
 
@@ -106,7 +112,7 @@ def read_evaluation_data(
             raise ValueError(f"{path}: similarity needs two texts in each line: score, tab, text, tab, text")
         if len({float(score) for score in scored_pairs.labels}) < 2:
             raise ValueError(f"{path}: all scores are the same; a correlation needs pairs of different similarity")
-        pairs[_unused(Path(path).stem, pairs)] = scored_pairs
+        pairs[_unused(Path(path).stem, {*probes, *pairs})] = scored_pairs
     if not texts:
         return EvaluationData(labelled=probes, similarity=pairs)
     documents = documents_of(texts)
@@ -133,15 +139,15 @@ def evaluate_encoder(
 
 
 def bm25_gains(retrieval: Retrieval) -> Measure:
-    """nDCG@10 of BM25 over lower-cased words, a baseline for every encoder; needs ``bm25s``."""
+    """nDCG@10 of BM25 over lower-cased words of two letters or more, a baseline for every encoder; needs ``bm25s``."""
     try:
         import bm25s
     except ImportError:
         raise ValueError("BM25 needs the package bm25s: pip install bm25s") from None
     logging.getLogger("bm25s").setLevel(logging.WARNING)
     index = bm25s.BM25()
-    index.index(bm25s.tokenize(retrieval.passages, show_progress=False), show_progress=False)
-    queries = bm25s.tokenize(retrieval.queries, show_progress=False)
+    index.index(bm25s.tokenize(retrieval.passages, stopwords=None, show_progress=False), show_progress=False)
+    queries = bm25s.tokenize(retrieval.queries, stopwords=None, show_progress=False)
     count = min(RANKS, len(retrieval.passages))
     numbers, _ = index.retrieve(queries, k=count, show_progress=False)
     return _measure_of_ranks(np.asarray(numbers), retrieval.sources)

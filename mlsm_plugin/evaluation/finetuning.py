@@ -19,6 +19,7 @@ from mlsm_plugin.evaluation.starting_models import EXPORTED, open_starting_model
 from mlsm_plugin.evaluation.text_classifier import Prediction, TextClassifier, measured
 from mlsm_plugin.huggingface.training import TRAINER_STATE, last_checkpoint
 
+RESULT = "result.json"  # the figures of a seed
 MODEL = "model"  # the folder of the classifier of a seed, and of the best classifier
 CHECKPOINTS = "checkpoints"  # in the folder of a seed, until its training is done
 
@@ -62,6 +63,7 @@ class Finetuning:
         with only_writer(self.output):
             folder = self._folder()
             self._check_recorded(folder)
+            self._check_models(seeds)
             classifier = self._classifier()
             folder.begin()
             self._print_cut(classifier)
@@ -91,10 +93,18 @@ class Finetuning:
                 "another --output"
             )
         trained = [*self.output.glob(f"seed-*/{CHECKPOINTS}/*"), *self.output.glob(f"seed-*/{MODEL}")]
+        trained += self.output.glob(f"seed-*/{RESULT}")
         if plan != folder.plan and not trained:  # the corrected command must run after a mistyped option
             shutil.rmtree(self.output / EXPORTED, ignore_errors=True)
             folder.forget()
         folder.check()
+
+    def _check_models(self, seeds: Sequence[int]) -> None:
+        """Raise ValueError if the model of a finished seed was deleted: it may be the best one."""
+        for seed in seeds:
+            folder = self.output / f"seed-{seed}"
+            if (folder / RESULT).is_file() and not (folder / MODEL).is_dir():
+                raise ValueError(f"{folder / MODEL} is missing; delete {folder} to train this seed again")
 
     def _classifier(self) -> TextClassifier:
         lines = [text for parts in self.texts["train"].texts for text in parts]
@@ -111,7 +121,7 @@ class Finetuning:
 
     def _run_seed(self, classifier: TextClassifier, seed: int) -> JsonObject:
         folder = self.output / f"seed-{seed}"
-        run = PlannedFolder(folder, {"seed": seed}, resumable=False, seal_file="result.json")
+        run = PlannedFolder(folder, {"seed": seed}, resumable=False, seal_file=RESULT)
         if not run.is_complete():
             print(f"seed {seed}: training", flush=True)
             run.seal({"seed": seed, **self._trained(classifier, seed, folder)})

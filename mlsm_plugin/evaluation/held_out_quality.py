@@ -78,7 +78,7 @@ class HeldOutQuality:
                     encoder = open_sentence_encoder(folder, device)
                     parameters[name] = encoder.parameters
                     measures[name] = evaluate_encoder(encoder, data)
-            except ValueError as error:  # do not fail: the model is already trained and saved
+            except (ValueError, RuntimeError) as error:  # do not fail: the model is already trained and saved
                 notes.append(f"the models are not compared: {error}")
                 measures = {}
         if len(measures) > 1 and _got_worse(measures, loss_fell):

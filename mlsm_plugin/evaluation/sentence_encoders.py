@@ -38,7 +38,8 @@ class SentenceEncoder(ABC):
         name: the name with which it was opened.
         pad: id of the padding token.
         mask: id of the mask token; None: the model predicts no masked tokens, and ``why_no_head`` says why.
-        positions: longest text in tokens; longer texts are cut.
+        positions: longest text in tokens; longer texts are cut before the tokens that close them.
+        closing_tokens: number of these tokens, such as [SEP].
         pooling: the vector of a text: ``mean``: the mean of its last hidden states; ``cls``: the last hidden state of
             its first token.
         parameters: number of parameters of the encoder without its head.
@@ -49,6 +50,7 @@ class SentenceEncoder(ABC):
     mask: int | None
     why_no_head: str
     positions: int
+    closing_tokens: int
     device: torch.device
     pooling: str = "mean"
     parameters: int
@@ -78,7 +80,7 @@ class SentenceEncoder(ABC):
         if too_long := sum(len(row) > self.positions for row in rows):
             logger.warning("%d of %d texts are longer than the model's positions and are cut", too_long, len(rows))
         vectors: list[Tensor | None] = [None] * len(rows)
-        for chosen, tokens in self._batches([row[: self.positions] for row in rows], batch_tokens, what):
+        for chosen, tokens in self._batches([self._cut(row) for row in rows], batch_tokens, what):
             pooled = pooled_vectors(self.hidden_states(tokens).float(), tokens.ne(self.pad), self.pooling)
             for index, vector in zip(chosen, pooled.cpu(), strict=True):
                 vectors[index] = vector
@@ -108,7 +110,7 @@ class SentenceEncoder(ABC):
 
         Returns:
             for each text, the sum of the losses in nats, the number of masked words, and the number of their tokens;
-            words beyond the positions of the model are not counted.
+            words with a token beyond the positions of the model are not counted.
         """
         assert self.mask is not None, self.why_no_head
         rows: list[list[int]] = []
@@ -116,10 +118,14 @@ class SentenceEncoder(ABC):
         counts: list[tuple[int, int]] = []
         for text, chosen in zip(texts, words, strict=True):
             ids, word_numbers = self.encoded(text)
-            is_chosen = np.isin(word_numbers, list(chosen))[: self.positions]
-            rows.append(ids[: self.positions])
+            rows.append(self._cut(ids))
+            word_of_token = np.array(self._cut(word_numbers))
+            whole_words = set(chosen)
+            if len(ids) > self.positions:
+                whole_words -= set(word_numbers[self.positions - self.closing_tokens :])
+            is_chosen = np.isin(word_of_token, list(whole_words))
             chosen_tokens.append(torch.from_numpy(is_chosen))
-            counts.append((len(set(np.array(word_numbers[: self.positions])[is_chosen])), int(is_chosen.sum())))
+            counts.append((len(set(word_of_token[is_chosen])), int(is_chosen.sum())))
         sums = [0.0] * len(rows)
         for indices, tokens in self._batches(rows, batch_tokens, what):
             masked = pad_sequence([chosen_tokens[index] for index in indices], batch_first=True).to(self.device)
@@ -134,6 +140,13 @@ class SentenceEncoder(ABC):
             for row, loss in zip(places.tolist(), losses.tolist(), strict=True):
                 sums[indices[row]] += loss
         return [(total, *count) for total, count in zip(sums, counts, strict=True)]
+
+    def _cut(self, row: list[int]) -> list[int]:
+        """What the model can take of the entries of a text's tokens: its beginning, and the tokens that close it."""
+        if len(row) <= self.positions:
+            return row
+        last = len(row) - self.closing_tokens
+        return [*row[: self.positions - self.closing_tokens], *row[last:]]
 
     def _batches(self, rows: Sequence[list[int]], batch_tokens: int, what: str) -> Iterator[tuple[list[int], Tensor]]:
         """The numbers of rows of similar length, and their right-padded ids; the longest rows come first."""
@@ -164,6 +177,7 @@ class HuggingFaceSentences(SentenceEncoder):
         self.mask = self._tokenizer.mask_id
         self.why_no_head = "its tokenizer has no mask token"
         self.positions = positions_of(config)
+        self.closing_tokens = len(self._tokenizer.after)
         self.pooling = pooling_of(folder)
         self.device = default_device(device)
         try:
@@ -215,6 +229,7 @@ class FairseqSentences(SentenceEncoder):
         self.mask = None if untrained else int(interface.task.mask_idx)
         self.why_no_head = untrained or ""
         self.positions = int(interface.model.max_positions())
+        self.closing_tokens = 1
         self.device = interface.device
         encoder = sentence_encoder(interface.model)
         self.parameters = sum(parameter.numel() for parameter in encoder.parameters())

@@ -84,14 +84,13 @@ def phrases_html(of_masks: "Sequence[Sequence[PhraseCandidate]]") -> str:
 
 
 def _phrase(candidate: "PhraseCandidate") -> str:
-    sources = "".join(f"<p>{_source(context)}</p>" for context in candidate.contexts)
+    sources = "".join(f"<p>{_source(context, candidate.phrase)}</p>" for context in candidate.contexts)
     return f"<li><b>{escape(candidate.phrase)}</b> {candidate.score:.3f}{sources}</li>"
 
 
-def _source(context: str) -> str:
-    """A source as HTML; in ``context``, the phrase is between ``[[`` and ``]]``."""
-    before, _, rest = context.partition("[[")
-    phrase, _, after = rest.partition("]]")
+def _source(context: str, phrase: str) -> str:
+    """A source as HTML; in ``context``, the phrase is between ``[[`` and ``]]``, and other brackets may be there."""
+    before, _, after = context.partition(f"[[{phrase}]]")
     return f"{escape(before)}<mark>{escape(phrase)}</mark>{escape(after)}"
 
 

@@ -50,7 +50,9 @@ def from_pretrained(
     overrides = {"data": str(data), "load_checkpoint_heads": True, **tokenizer, **overrides}
     model, cfg, task = load_model(checkpoint, overrides)
     interface = DenoisingHubInterface if isinstance(task, SpanDenoisingTask) else MlsmHubInterface
-    return interface(cfg, task, model).eval()
+    hub = interface(cfg, task, model).eval()
+    hub.checkpoint = checkpoint
+    return hub
 
 
 __all__ = ["DenoisingHubInterface", "MlsmHubInterface", "TokenProperties", "checkpoint_of", "from_pretrained"]

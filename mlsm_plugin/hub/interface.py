@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -42,6 +43,7 @@ class MlsmHubInterface(RobertaHub):
     """
 
     max_unk_rate = MAX_UNK_RATE_OF_A_TEXT
+    checkpoint: Path | None = None  # the file of the model, if it was opened by ``from_pretrained``
 
     def extract_features_aligned_to_words(self, sentence: str, return_all_hiddens: bool = False) -> Tensor:
         """Always raise ValueError: fairseq's method needs spaCy 2, and fails if the tokenizer changes characters."""
@@ -142,7 +144,9 @@ class MlsmHubInterface(RobertaHub):
         return filled
 
     def fill_phrase(self, text: str, datastore: Any, topk: int = 5, **settings: Any) -> list[Any]:
-        """Phrases of a datastore for the masks of ``text``, best first; ValueError if there is no mask.
+        """Phrases of a datastore for the masks of ``text``, best first.
+
+        ValueError if there is no mask, or the datastore was made with another model.
 
         Args:
             text: text with one or more ``<mask>``.
@@ -158,6 +162,8 @@ class MlsmHubInterface(RobertaHub):
         from mlsm_plugin.retrieval.phrase_filling import FillingSettings, PhraseFiller
 
         store = datastore if isinstance(datastore, PhraseDatastore) else PhraseDatastore(datastore)
+        if self.checkpoint is not None:
+            store.check_belongs_to(self.checkpoint)
         settings = {"k": min(FillingSettings.k, len(store)), **settings}
         phrases = PhraseFiller(self, store, FillingSettings(**settings)).fill(text, topk=topk)
         return phrases[0] if len(phrases) == 1 else phrases
@@ -192,7 +198,8 @@ class MlsmHubInterface(RobertaHub):
         predictions: list[tuple[Any, float]] = [("", 0.0)] * len(encoded)
         for start in range(0, len(order), batch_size):
             chosen = order[start : start + batch_size]
-            batch = data_utils.collate_tokens([encoded[i][:limit] for i in chosen], self.task.source_dictionary.pad())
+            rows = [_cut(encoded[i], limit) for i in chosen]
+            batch = data_utils.collate_tokens(rows, self.task.source_dictionary.pad())
             with utils.model_eval(self.model):
                 logits = self.model(batch.to(self.device), features_only=True, classification_head_name=head)[0].float()
             for i, row in zip(chosen, logits.cpu(), strict=True):
@@ -221,3 +228,8 @@ def _check_topk(topk: int, most: int | None = None) -> None:
     if topk < 1 or (most is not None and topk > most):
         limit = "" if most is None else f", and at most {most:,}, the symbols that are not special"
         raise ValueError(f"topk is {topk}; it must be at least 1{limit}")
+
+
+def _cut(tokens: Tensor, limit: int) -> Tensor:
+    """At most ``limit`` tokens of a text, with the last one, which closes it."""
+    return tokens if len(tokens) <= limit else torch.cat([tokens[: limit - 1], tokens[-1:]])

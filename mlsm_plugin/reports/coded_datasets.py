@@ -106,16 +106,22 @@ def summarize_split(
     blocks = CountedBlocks(_coded_blocks(reader, store, max_tokens), len(symbols))
     summaries = summarize_atoms(blocks, num_atoms=store.num_atoms, num_types=len(symbols), symbols=symbols)
     if run is not None and any(run.glob("*.pt")):
-        _set_raised_tokens(summaries, run, symbols, blocks.counts)
+        _set_raised_tokens(summaries, store, run, symbols, blocks.counts)
     return summaries, store
 
 
-def _set_raised_tokens(summaries: list[AtomSummary], run: Path, symbols: list[str], counts: np.ndarray) -> None:
-    """Set the tokens that each atom raises, if the run can be opened and predicts both atoms and tokens."""
+def _set_raised_tokens(
+    summaries: list[AtomSummary], store: CodeStore, run: Path, symbols: list[str], counts: np.ndarray
+) -> None:
+    """Set the tokens that each atom raises, if the run can be opened and predicts both these atoms and tokens."""
     try:
-        interface = from_pretrained(_checkpoint_of(run))
+        checkpoint = _checkpoint_of(run)
+        predicted = (read_state(checkpoint).get("task_state") or {}).get(CODES_OVER)
+        interface = from_pretrained(checkpoint)
     except (ValueError, OSError):
         return
+    if predicted not in (None, store.meta.get("fingerprints", {}).get("dictionary")):
+        return  # codes over another dictionary
     if getattr(interface, "num_atoms", 0) != len(summaries) or why_untrained(interface.cfg) is not None:
         return
     head = lm_head(interface.model)

@@ -9,7 +9,7 @@ from mlsm_plugin.core.files.json_checks import JsonObject, check_json, fields, n
 from mlsm_plugin.core.sparse_coding.atom_names import read_names
 from mlsm_plugin.core.sparse_coding.code_store import META_FILE, CodeStore
 from mlsm_plugin.core.sparse_coding.coder import load_coder
-from mlsm_plugin.reports.adapted_texts import is_adaptation, summarize_adaptation
+from mlsm_plugin.reports.adapted_texts import coded_part, is_adaptation, summarize_adaptation
 from mlsm_plugin.reports.latent_report import AtomSummary, render_report, set_neighbours
 
 QUALITY = fields(
@@ -52,13 +52,13 @@ def inspect(
         OSError: a file is missing, or the page cannot be written.
     """
     figures = None if quality is None else _read_quality(quality)
-    data, code_folder, summaries, store = _summarized(Path(folder), codes, split, max_tokens)
+    data, code_folder, summaries, store, num_tokens = _summarized(Path(folder), codes, split, max_tokens)
     if names is not None:
         for atom, name in read_names(names, len(summaries)).items():
             summaries[atom].name = name
-    facts = {"data": f"{data.name}, {split}", "tokens": f"{store.num_tokens:,}"}
-    if max_tokens < store.num_tokens:
-        facts["tokens"] = f"the first {max_tokens:,} of {store.num_tokens:,}"
+    facts = {"data": f"{data.name}, {split}", "tokens": f"{num_tokens:,}"}
+    if max_tokens < num_tokens:
+        facts["tokens"] = f"the first {max_tokens:,} of {num_tokens:,}"
     facts |= _facts(store, summaries)
     directions = _directions(store, dictionary, [Path(folder), data, data.parent, code_folder])
     if directions is not None:
@@ -71,16 +71,21 @@ def inspect(
 
 def _summarized(
     folder: Path, codes: PathLike | None, split: str, max_tokens: int
-) -> tuple[Path, Path, list[AtomSummary], CodeStore]:
-    """The data in a folder, the folder of the codes, and the summaries of all atoms over them."""
+) -> tuple[Path, Path, list[AtomSummary], CodeStore, int]:
+    """The data in a folder, the folder of the codes, the summaries of all atoms over them, the codes, and the tokens.
+
+    The number of tokens is that of the text, which a student may cut into others than the teacher of the codes.
+    """
     if is_adaptation(folder):
         if codes is not None:
             raise ValueError(f"{folder} is the output of `mlsm adapt`, which has its codes; leave --codes out")
-        return folder, folder, *summarize_adaptation(folder, split, max_tokens=max_tokens)
+        summaries, store = summarize_adaptation(folder, split, max_tokens=max_tokens)
+        return folder, folder, summaries, store, coded_part(folder, split).sequences.num_tokens
     from mlsm_plugin.reports.coded_datasets import find_codes, summarize_split
 
     data_bin, code_folder = find_codes(folder, None if codes is None else Path(codes), split)
-    return data_bin, code_folder, *summarize_split(data_bin, split, code_folder, max_tokens=max_tokens, run=folder)
+    summaries, store = summarize_split(data_bin, split, code_folder, max_tokens=max_tokens, run=folder)
+    return data_bin, code_folder, summaries, store, store.num_tokens
 
 
 def _directions(store: CodeStore, dictionary: PathLike | None, places: list[Path]) -> np.ndarray | None:
@@ -115,10 +120,12 @@ def _facts(store: CodeStore, summaries: list[AtomSummary]) -> dict[str, str]:
         "dead atoms here": str(sum(summary.frequency == 0 for summary in summaries)),
         "mean non-zeros per coded token": f"{per_coded_token:.1f}",
         "layer": str(meta.get("layer", "unknown")),
-        **{name: f"{meta[name]:g}" for name in ("lambda",) if name in meta},
-        **{name: str(meta[name]) for name in ("coder",) if name in meta},
-        "auxiliary model": _model_name(meta),
     }
+    if "lambda" in meta:
+        facts["lambda"] = f"{meta['lambda']:g}"
+    if "coder" in meta:
+        facts["coder"] = str(meta["coder"])
+    facts["auxiliary model"] = _model_name(meta)
     if "unused_atoms" in health:
         facts["atoms that a sample of the text learned from does not use"] = str(health["unused_atoms"])
     if "reconstruction_error" in health:

@@ -464,14 +464,25 @@ def _embedded_json(summaries: Sequence[AtomSummary]) -> str:
 
 
 def _cells(context: Context, highest: float) -> list[str | float | list[int]]:
-    """The texts, weight and level of a context, then the start, length and level of each mark."""
+    """The texts, weight and level of a context, then the start, length and level of each mark.
+
+    Starts and lengths are in units of UTF-16, which JavaScript counts.
+    """
     weight = context["weight"]
     cells: list[str | float | list[int]] = [context["left"], context["token"], context["right"], round(weight, 3)]
     cells.append(_level(weight, highest))
-    marks = [(start, length, _level(strength, highest)) for start, length, strength in context["marks"]]
+    text = context["left"] + context["token"] + context["right"]
+    marks = [
+        (_utf16_length(text[:start]), _utf16_length(text[start : start + length]), _level(strength, highest))
+        for start, length, strength in context["marks"]
+    ]
     if marks:
         cells.append([number for mark in marks for number in mark])
     return cells
+
+
+def _utf16_length(text: str) -> int:
+    return len(text.encode("utf-16-le", "surrogatepass")) // 2
 
 
 def _level(weight: float, highest: float) -> int:

@@ -12,6 +12,7 @@ from mlsm_plugin.core.files.atomic_files import PathLike, atomic_open, parse_jso
 from mlsm_plugin.reports.pair_accuracies import read_accuracies
 
 if TYPE_CHECKING:
+    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
 
 # metrics of speed and progress, not of the objective
@@ -180,8 +181,12 @@ def draw_curves(
             _draw_panel(axis, name, logs)
         for axis in figure.axes[len(panels) :]:
             axis.set_visible(False)
-        handles, labels = figure.axes[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=min(4, max(1, len(labels))))
+        curves: dict[str, Artist] = {}  # by label
+        for axis in figure.axes:
+            for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
+                curves.setdefault(label, handle)
+        columns_of_legend = min(4, max(1, len(curves)))
+        figure.legend(list(curves.values()), list(curves), loc="outside lower center", ncols=columns_of_legend)
         with atomic_open(output) as file:
             figure.savefig(file, format="png", dpi=dpi)
     return len(panels)

@@ -80,7 +80,12 @@ class KeyIndex:
             logger.warning("the index in %s is for other keys: all keys are compared", directory)
             return None
         flag = faiss.IO_FLAG_MMAP | faiss.IO_FLAG_READ_ONLY
-        return cls(faiss.read_index(str(directory / INDEX_FILE), flag), meta["kind"], meta["similarity"])
+        try:
+            index = faiss.read_index(str(directory / INDEX_FILE), flag)
+        except RuntimeError:  # of faiss, for any damage
+            logger.warning("the index in %s is missing or damaged: all keys are compared", directory)
+            return None
+        return cls(index, meta["kind"], meta["similarity"])
 
     @classmethod
     def write(

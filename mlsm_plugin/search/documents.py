@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 
 import numpy as np
 
@@ -35,15 +36,17 @@ def read_documents(paths: Sequence[PathLike], *, passage_lines: int) -> Iterator
 
     ValueError, with file and line, if an object has no text, or a file is not text.
     """
-    name_counts = Counter(Path(path).name for path in paths)
-    for path in paths:
-        file_name = Path(path).name
-        if name_counts[file_name] > 1:
-            file_name = str(path)
+    for path, file_name in zip(paths, names_of(paths), strict=True):
         if is_json_lines(path):
             yield from _objects(path, file_name)
         else:
             yield from _passages(path, file_name, passage_lines)
+
+
+def names_of(paths: Sequence[PathLike]) -> list[str]:
+    """What the documents of each file are named after: its name, or its path if several files have the same name."""
+    name_counts = Counter(Path(path).name for path in paths)
+    return [Path(path).name if name_counts[Path(path).name] == 1 else str(path) for path in paths]
 
 
 def number_of_repeated_names(names: Iterable[str]) -> int:
@@ -95,13 +98,16 @@ class StoredDocuments:
             raise damaged(path)
         self._path = path
         self._file = path.open("rb")
+        self._lock = Lock()  # a page that reads several documents at once shares the place in the file
 
     def __len__(self) -> int:
         return len(self._starts) - 1
 
     def __getitem__(self, number: int) -> Document:
-        self._file.seek(int(self._starts[number]))
-        line = self._file.read(int(self._starts[number + 1] - self._starts[number]))
+        start = int(self._starts[number])
+        with self._lock:
+            self._file.seek(start)
+            line = self._file.read(int(self._starts[number + 1]) - start)
         try:
             item = parse_json(line)
             return Document(item["name"], item["text"])

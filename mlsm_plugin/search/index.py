@@ -29,6 +29,7 @@ from mlsm_plugin.search.documents import (
     StoredDocuments,
     as_line,
     damaged,
+    names_of,
     number_of_repeated_names,
     read_documents,
 )
@@ -86,7 +87,7 @@ def build_index(
             them.
 
     Returns:
-        the number of ``documents``, of ``empty`` documents (without a token), and of ``bytes`` in the index; None while
+        the number of ``documents``, of ``empty`` documents (without a code), and of ``bytes`` in the index; None while
         shards of other processes are missing.
 
     Raises:
@@ -96,7 +97,7 @@ def build_index(
     plan = {
         "format": FORMAT,
         "files": [sha256_of_files(path) for path in paths],
-        "names": [Path(path).name for path in paths],
+        "names": names_of(paths),
         "codes": coder.fingerprint,
         "passage_lines": settings.passage_lines,
         "shard_documents": settings.shard_documents,

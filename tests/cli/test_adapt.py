@@ -670,6 +670,12 @@ def test_the_model_is_pushed_once(start: Path, tmp_path: Path) -> None:
         assert mlsm_with_hub(endpoint, *command)[-1] == "main: up to date"
         there.branches["main"].pop("config.json")
         assert mlsm_with_hub(endpoint, *command)[-1] == "main: pushed"
+        stale = {"latent_head.safetensors": b"", "modules.json": b"", "1_Pooling/config.json": b""}
+        beside = {".gitattributes": b"", "figures/curves.png": b""}
+        there.branches["main"] |= stale | beside  # of another model, and of the repository
+        assert mlsm_with_hub(endpoint, *command)[-1] == "main: pushed"
+        assert there.branches["main"] == files | beside
+        assert mlsm_with_hub(endpoint, *command)[-1] == "main: up to date"
 
 
 @pytest.mark.slow

@@ -21,3 +21,12 @@ def test_only_training_hands_flags_on(tmp_path: Path) -> None:
 def test_a_folder_without_a_ledger_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "has no ledger.json; pass the --output of" in failing_mlsm(capsys, "babylm", "check", tmp_path)
     assert "has no ledger.json" in failing_mlsm(capsys, "babylm", "push", tmp_path, "a/b", "--dry-run")
+
+
+def test_options_that_would_do_nothing_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ("babylm", "train", tmp_path, "--output", tmp_path / "run")
+    line = failing_mlsm(capsys, *command, "--objective", "mlm", "--atoms", 500)
+    assert "--atoms: only --objective mlsm+mlm makes codes" in line
+    auxiliary = ("--objective", "mlsm+mlm", "--auxiliary", tmp_path)
+    line = failing_mlsm(capsys, *command, *auxiliary, "--vocab-size", 8000)
+    assert "--vocab-size: the tokenizer is that of --auxiliary; leave it out" in line

@@ -125,7 +125,8 @@ def test_export_of_what_is_no_sae(tmp_path: Path, capsys: Capture) -> None:
     mlsm(COMMAND, tmp_path / "atoms.npy", tmp_path / "lasso")
     output = tmp_path / "out"
     assert "it has no encoder" in failing_mlsm(capsys, COMMAND, tmp_path / "lasso", output)
-    for flag in (("--normalize",), ("--layer", 2), ("--lambda", 1), ("--transpose",), ("--auxiliary", "a")):
+    values = [(name, value) for name, numbers in (("--layer", (2, 0)), ("--lambda", (1, 0))) for value in numbers]
+    for flag in (("--normalize",), *values, ("--transpose",), ("--auxiliary", "a")):
         line = failing_mlsm(capsys, COMMAND, tmp_path / "lasso", output, *flag)
         assert f"{flag[0]} is not for a dictionary of this package" in line
     assert not output.exists()

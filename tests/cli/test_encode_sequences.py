@@ -52,6 +52,12 @@ def test_codes_are_stored_and_found_complete(made: CodedModel, tmp_path: Path, c
     assert files_of(tmp_path / "store") == before
 
 
+def test_sequences_are_already_cut(made: CodedModel, tmp_path: Path, capsys: Capture) -> None:
+    line = failing_mlsm(capsys, *made.words(tmp_path / "store", "--tokens-per-sample", 64))
+    assert "--tokens-per-sample: sequences are already cut" in line
+    assert not (tmp_path / "store").exists()
+
+
 def test_shares_of_the_work_and_options(made: CodedModel, tmp_path: Path, capsys: Capture) -> None:
     more = ("--coverage", 0.4, "--seed", 3, "--latent-top", 3)
     mlsm(*made.words(tmp_path / "one", *more))

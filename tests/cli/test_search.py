@@ -54,6 +54,8 @@ def test_index_and_query(tiny: TinyData, tmp_path: Path, capsys: Capture) -> Non
 def test_what_is_refused(tmp_path: Path, capsys: Capture) -> None:
     assert "is not an index" in failing_mlsm(capsys, "search", "query", tmp_path, "name")
     assert "either a text or --input" in failing_mlsm(capsys, "search", "query", tmp_path)
+    line = failing_mlsm(capsys, "search", "query", tmp_path, "name", "--by", "words", "--model", tmp_path)
+    assert "--model: --by words needs no model; leave it out" in line
 
 
 def test_a_model_that_has_moved_is_asked_for(tiny: TinyData, tmp_path: Path, capsys: Capture) -> None:

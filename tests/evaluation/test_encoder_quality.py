@@ -14,6 +14,7 @@ from scipy.stats import spearmanr
 
 from mlsm_plugin.evaluation.encoder_quality import (
     Measure,
+    Retrieval,
     bm25_gains,
     evaluate_encoder,
     linear_probe,
@@ -65,6 +66,10 @@ def test_all_measures_of_a_model(tiny: TinyData, text: Path, tmp_path: Path) -> 
     (tmp_path / "labelled.tsv").write_text(labelled)
     (tmp_path / "pairs.tsv").write_text(scored)
     both = (tmp_path / "labelled.tsv", tmp_path / "labelled.tsv")
+    (tmp_path / "more").mkdir()
+    (tmp_path / "more" / "labelled.tsv").write_text(scored)
+    alike = read_evaluation_data([], [both], [tmp_path / "more" / "labelled.tsv"], SETTINGS)
+    assert (list(alike.labelled), list(alike.similarity)) == (["labelled"], ["labelled-2"])
     data = read_evaluation_data([text], [both], [tmp_path / "pairs.tsv"], SETTINGS)
     encoder = open_sentence_encoder(tiny.model)
     measures = evaluate_encoder(encoder, data)
@@ -140,3 +145,15 @@ def test_a_probe_that_is_tested_on_its_training_text_is_told(tmp_path: Path, cap
     path.write_text("a\tfirst\nb\tsecond\n")
     read_evaluation_data([], [(path, path)], [], SETTINGS)
     assert "100% of its lines are in the training text" in caplog.text
+
+
+def test_an_interval_over_few_parts_with_a_weight_is_finite() -> None:
+    weights = np.array([1.0, 2.0] + [0.0] * 30)
+    first = Measure(np.array([1.0, 4.0] + [0.0] * 30), weights)
+    low, high = first.difference(Measure(np.array([2.0, 6.0] + [0.0] * 30), weights))
+    assert -1 <= low <= high <= 0
+
+
+def test_words_alone_find_what_has_only_common_words() -> None:
+    passages = ["to be or not to be", *[f"another passage of number{number}" for number in range(30)]]
+    assert bm25_gains(Retrieval(passages, ["not to be"], [0])).figure == 1.0

@@ -85,6 +85,23 @@ def test_long_texts_are_cut_and_their_words_not_counted(
     assert encoder.masked_word_losses([long], [[199]]) == [(0.0, 0, 0)]
 
 
+def test_a_cut_text_keeps_its_end_and_a_cut_word_does_not_count(tiny: TinyData, tmp_path: Path) -> None:
+    folder = make_model_with_own_tokens("bert", tiny.text, tmp_path / "bert")
+    encoder = open_sentence_encoder(folder)
+    text = "the name of a valuename"
+    ids, words = encoder.encoded(text)
+    last_word = max(words)
+    assert words.count(last_word) > 1, "the last word must have several tokens"
+    encoder.positions = len(ids) - 1
+    model = AutoModel.from_pretrained(folder).eval()
+    with torch.no_grad():
+        hidden = model(torch.tensor([[*ids[:-2], ids[-1]]])).last_hidden_state[0]
+    np.testing.assert_allclose(encoder.vectors([text])[0], hidden.mean(dim=0).numpy(), atol=1e-5)
+    ((loss, number, tokens),) = encoder.masked_word_losses([text], [[0, last_word]])
+    assert (number, tokens) == (1, words.count(0))
+    assert loss > 0
+
+
 @given(st.text(max_size=30))
 def test_characters_are_in_the_words_of_split(text: str) -> None:
     words = text.split()

@@ -127,6 +127,12 @@ def test_phrases_have_their_sources() -> None:
     assert "No phrase." in html
 
 
+def test_the_phrase_is_marked_beside_other_brackets() -> None:
+    context = "the array [[0, 1], [2]] holds [[the rain]] of it"
+    html = phrases_html([[PhraseCandidate("the rain", 0.5, (), (context,))]])
+    assert "the array [[0, 1], [2]] holds <mark>the rain</mark> of it" in html
+
+
 def test_the_style_names_the_classes_of_the_parts() -> None:
     assert style().startswith("<style>")
     for name in ("mlsm-tokens", "mlsm-bar", "mlsm-hits", "mlsm-problem", "mlsm-note"):

@@ -97,6 +97,20 @@ def predicting(checkpoint: Path, dictionary: str) -> None:
     torch.save({**state, "task_state": {"codes_over": dictionary}}, checkpoint)
 
 
+def test_atoms_of_another_dictionary_raise_no_tokens(coded: Path, tmp_path: Path) -> None:
+    data = coded / "data-bin"
+    run = tmp_path / "run"
+    checkpoint = save_untrained(data, run, "--mlm-weight", 1)
+    summaries, store = summarize_split(data, "train", data, max_tokens=100, run=run)
+    predicting(checkpoint, store.meta["fingerprints"]["dictionary"])
+    with_tokens, _ = summarize_split(data, "train", data, max_tokens=100, run=run)
+    predicting(checkpoint, "b" * 64)
+    without, _ = summarize_split(data, "train", data, max_tokens=100, run=run)
+    assert [bool(summary.raised) for summary in with_tokens] == [bool(summary.raised) for summary in summaries]
+    assert any(summary.raised for summary in with_tokens)
+    assert not any(summary.raised for summary in without)
+
+
 def test_codes_over_another_dictionary_than_the_run_predicts_are_refused(
     coded: Path, tmp_path: Path, capsys: Capture
 ) -> None:

@@ -433,3 +433,13 @@ def test_every_control_has_a_label(page: str) -> None:
     assert len(re.findall(r"<label ", form)) == len(re.findall(r"<(?:input|select)", form)) == 3
     assert 'lang="en"' in page
     assert 'aria-live="polite"' in page
+
+
+def test_marks_of_the_page_count_as_javascript_does() -> None:
+    context = {"left": "\U0001f600 a ", "token": "b", "right": " c", "weight": 1.0, "marks": [(2, 1, 0.5), (6, 1, 1.0)]}
+    *_, marks = latent_report._cells(context, 1.0)
+    text = (context["left"] + context["token"] + context["right"]).encode("utf-16-le")
+    for (start, length, _), (first, number) in zip(context["marks"], [marks[0:2], marks[3:5]], strict=True):
+        marked = text[2 * first : 2 * (first + number)].decode("utf-16-le")
+        assert marked == (context["left"] + context["token"] + context["right"])[start : start + length]
+    assert [marks[0], marks[3]] == [3, 7]

@@ -7,8 +7,9 @@ import re
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 
-from mlsm_plugin.reports.training_log import read_training_log
+from mlsm_plugin.reports.training_log import draw_curves, read_training_log
 from tests.conftest import Pipeline, fairseq_train, logged
 from tests.tensorboard_files import scalars
 
@@ -110,3 +111,18 @@ def test_a_cut_line_changes_nothing(logs: dict[str, Path], tmp_path: Path) -> No
         assert read_training_log(log).train["loss"] == whole[:-1]
         log.write_text(f"{text[:end]}\n", encoding="utf-8")  # the run went on after it was cut
         assert read_training_log(log).train["loss"][: len(whole) - 2] == whole[:-2]
+
+
+def test_every_run_is_in_the_legend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    labels: list[str] = []
+
+    def legend(figure: Figure, handles: list[object], names: list[str], **more: object) -> None:
+        labels.extend(names)
+
+    monkeypatch.setattr(Figure, "legend", legend)
+    for name, metric in (("a", "latent_kl"), ("b", "mlm_loss")):
+        lines = [json.dumps({metric: "2", "num_updates": updates}) for updates in (1, 2)]
+        (tmp_path / f"{name}.log").write_text("\n".join([*lines, ""]), encoding="utf-8")
+    logs = [(name, read_training_log(tmp_path / f"{name}.log")) for name in "ab"]
+    draw_curves(logs, tmp_path / "curves.png")
+    assert labels == ["a, training", "b, training"]

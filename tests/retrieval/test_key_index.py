@@ -169,3 +169,20 @@ def test_python_builds_and_opens(retrieval: Retrieval, tmp_path: Path) -> None:
         retrieval.data_bin, retrieval.checkpoint, tmp_path / "store", settings, batch_tokens=400, device="cpu"
     )
     assert store.meta == PhraseDatastore(retrieval.store).meta
+
+
+def test_a_damaged_index_is_not_used_and_made_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    store = store_of(tmp_path / "store", clustered_keys(500))
+    store.build_index("flat")
+    path = store.directory / "index.faiss"
+    for damage in (b"no index", None):
+        if damage is None:
+            path.unlink()
+        else:
+            path.write_bytes(damage)
+        with caplog.at_level(logging.WARNING):
+            again = PhraseDatastore(store.directory)
+        assert again.index is None
+        assert "is missing or damaged: all keys are compared" in caplog.text
+        again.build_index("flat")
+        assert PhraseDatastore(store.directory).index is not None

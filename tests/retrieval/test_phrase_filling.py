@@ -172,4 +172,10 @@ def test_checkpoint_moves_with_its_folder(retrieval: Retrieval, tmp_path: Path, 
 
     moved = shutil.copytree(retrieval.checkpoint.parent, tmp_path / "moved")
     store.check_belongs_to(moved / "checkpoint_last.pt")
-    assert len(hub.from_pretrained(moved).fill_phrase(TEXT, store, topk=2)) == 2
+    model = hub.from_pretrained(moved)
+    assert len(model.fill_phrase(TEXT, store, topk=2)) == 2
+    state = torch.load(moved / "checkpoint_last.pt", weights_only=True)
+    next(iter(state["model"].values())).add_(1)
+    torch.save(state, moved / "checkpoint_last.pt")
+    with pytest.raises(ValueError, match="was built with another checkpoint"):
+        hub.from_pretrained(moved).fill_phrase(TEXT, store, topk=2)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import gzip
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from mlsm_plugin.search.documents import Document, number_of_repeated_names, read_documents
+from mlsm_plugin.search.documents import Document, StoredDocuments, as_line, number_of_repeated_names, read_documents
 
 
 def test_passages_end_at_blank_lines_and_after_some_lines(tmp_path: Path) -> None:
@@ -52,3 +54,15 @@ def test_an_id_that_is_no_text_is_one_line(tmp_path: Path, name: object, problem
     path.write_text(json.dumps({"id": name, "text": "a"}) + "\n")
     with pytest.raises(ValueError, match=f"line 1.*{problem}"):
         list(read_documents([path], passage_lines=2))
+
+
+def test_documents_are_read_by_several_threads(tmp_path: Path) -> None:
+    documents = [Document(str(number), f"text {number} " * (number % 7 + 1)) for number in range(300)]
+    lines = [as_line(document) for document in documents]
+    (tmp_path / "documents.jsonl").write_bytes(b"".join(lines))
+    np.save(tmp_path / "documents.starts.npy", np.cumsum([0, *map(len, lines)]))
+    stored = StoredDocuments(tmp_path)
+    with ThreadPoolExecutor(4) as pool:
+        numbers = list(range(300)) * 20
+        assert list(pool.map(stored.__getitem__, numbers)) == [documents[number] for number in numbers]
+    stored.close()

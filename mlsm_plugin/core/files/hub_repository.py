@@ -3,11 +3,14 @@
 import hashlib
 import re
 from collections.abc import Iterator, Mapping
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from mlsm_plugin.core.files.atomic_files import sha256_of_files
 from mlsm_plugin.core.files.hf_files import first_line
+from mlsm_plugin.core.files.model_folders import FILES_OF_MODELS, FOLDERS_OF_MODULES
 
+PATTERNS_OF_MODELS = (*FILES_OF_MODELS, f"{FOLDERS_OF_MODULES}/*")
 MAIN = "main"  # the branch that is there from the beginning
 REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
 
@@ -34,7 +37,8 @@ def push_branches(
 ) -> Iterator[str]:
     """Push each folder to the branch of its name; yields a line for each.
 
-    A branch that already has these files is skipped: a stopped push resumes. ``dry_run`` does not contact the hub.
+    Files of another model that the branch has are deleted, since they would be read, too. A branch that already has
+    these files is skipped: a stopped push resumes. ``dry_run`` does not contact the hub.
     ValueError if the hub returns an error.
     """
     if dry_run:
@@ -66,11 +70,23 @@ def _push(folders: Mapping[str, Path], repository: str, private: bool) -> Iterat
         tree = api.list_repo_tree(repository, recursive=True, revision=name)
         files = [entry for entry in tree if isinstance(entry, RepoFile)]
         hashes = {entry.path: entry.lfs.sha256 if entry.lfs else entry.blob_id for entry in files}
-        if all(hashes.get(path) in (_git_blob(file), sha256_of_files(file)) for path, file in _files(folder).items()):
+        new = _files(folder)
+        is_there = all(hashes.get(path) in (_git_blob(file), sha256_of_files(file)) for path, file in new.items())
+        if is_there and not any(_is_of_model(path) for path in hashes.keys() - new.keys()):
             yield f"{name}: up to date"
             continue
-        api.upload_folder(repo_id=repository, folder_path=folder, revision=name, commit_message=f"Model {name}")
+        api.upload_folder(
+            repo_id=repository,
+            folder_path=folder,
+            revision=name,
+            commit_message=f"Model {name}",
+            delete_patterns=list(PATTERNS_OF_MODELS),  # of files that are not pushed anew
+        )
         yield f"{name}: pushed"
+
+
+def _is_of_model(path: str) -> bool:
+    return any(fnmatchcase(path, pattern) for pattern in PATTERNS_OF_MODELS)
 
 
 def _files(folder: Path) -> dict[str, Path]:

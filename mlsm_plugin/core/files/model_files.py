@@ -99,9 +99,15 @@ def tokenizer_files(folder: PathLike) -> list[Path]:
 def copy_tokenizer(source: PathLike, folder: PathLike) -> None:
     """Copy the dictionary and the tokenizer, each file atomically; existing files beside checkpoints are kept.
 
-    ValueError if the folder has checkpoints of another vocabulary.
+    ValueError if the folder has checkpoints of another vocabulary, or a tokenizer of another kind.
     """
     names = tokenizer_files(source)
+    kinds = {name.parts[0] for name in names}
+    for kind in (MODEL_NAME, FOLDER_NAME):
+        if kinds & {MODEL_NAME, FOLDER_NAME} and kind not in kinds and Path(folder, kind).exists():
+            raise ValueError(
+                f"{folder} has the tokenizer of another dataset ({kind}); delete it, or choose another folder"
+            )
     if any(Path(folder).glob("*.pt")):
         present = [name for name in names if Path(folder, name).is_file()]
         changed = [name for name in present if Path(folder, name).read_bytes() != Path(source, name).read_bytes()]

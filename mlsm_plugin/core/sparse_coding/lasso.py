@@ -11,7 +11,7 @@ from mlsm_plugin.core.files.atomic_files import PathLike
 from mlsm_plugin.core.files.json_checks import JsonObject
 from mlsm_plugin.core.files.settings import check, option
 from mlsm_plugin.core.sparse_coding.dictionary import KIND, AtomDictionary
-from mlsm_plugin.core.sparse_coding.encode import SOLVERS, check_settings, normalize_rows, sparse_encode
+from mlsm_plugin.core.sparse_coding.encode import SOLVERS, as_array, check_settings, normalize_rows, sparse_encode
 from mlsm_plugin.core.sparse_coding.sparse_coder import (
     DENSE_ENTRIES,
     HiddenStates,
@@ -83,7 +83,7 @@ class LassoCoder(SparseCoder):
 
     def reconstruct(self, hidden: HiddenStates, codes: sp.csr_matrix) -> np.ndarray:
         """``a D``, multiplied by the norms of ``hidden`` to undo the normalization."""
-        rows = hidden.detach().cpu().numpy() if isinstance(hidden, torch.Tensor) else np.asarray(hidden)
+        rows = as_array(hidden)
         norms = np.linalg.norm(rows.astype(np.float32), axis=1, keepdims=True)
         return np.asarray(codes @ self.dictionary.atoms) * norms
 

@@ -202,7 +202,7 @@ class HuggingFaceTokenizer:
             read = part.rstrip() if number + 1 < len(parts) else part
             backend = self._after_a_gap if number else self.backend
             encoding = backend.encode(read, add_special_tokens=False)
-            ids += encoding.ids
+            ids += self._of_text(encoding.ids)
             offsets += [(place + start, place + stop) for start, stop in encoding.offsets]
             place += len(part)
             if number + 1 < len(parts):

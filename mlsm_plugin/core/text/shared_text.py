@@ -14,6 +14,7 @@ COMPARED_LINES = 1 << 16  # distinct lines of each held-out text; in longer text
 COMPARED_LINES_OF_TRAINING = 256  # lines of each file, to find copies of it
 LONG_LINE = 20  # characters; shorter lines, such as "Yes.", are equal by chance and only count if no line is longer
 LARGEST_SHARED = 0.05  # share of held-out lines. In prose cut at random, 0 to 1.4 % of the lines are equal by chance.
+FEWEST_COMPARED = 16  # lines; of fewer, some may be equal by chance
 SHARE_OF_A_COPY = 0.8  # share of a file's lines in another file
 NAMED_COPIES = 3
 LARGEST_HASH = 1 << 64
@@ -58,8 +59,9 @@ class LineSample:
 def warn_of_shared_files(train: Sequence[PathLike], *held_out: Sequence[PathLike]) -> None:
     """Warn of ``held_out`` files, such as validation text, that share lines with ``train``, and of copies in ``train``.
 
-    The files are compared by their lines, so compressed copies and copies with additional lines are found, too. Files
-    that share a few short lines by chance cause no warning. ValueError and OSError as for :func:`.read_lines`.
+    The files are compared by their lines, so compressed copies, copies with other lines added, and parts are found,
+    too. Files that share a few short lines by chance cause no warning. ValueError and OSError as for
+    :func:`.read_lines`.
     """
     others = [path for paths in held_out for path in paths]
     if len(train) == 1 and not others:
@@ -102,7 +104,11 @@ def _sample(text: NamedText, size: int, measured: Set[int] = frozenset()) -> tup
 
 
 def _warn_of_copies(names: Sequence[str], samples: Sequence[set[int]]) -> None:
-    """Warn of texts that share most of their lines with an earlier text."""
+    """Warn of texts that share most of their lines with an earlier text, or have most of its lines.
+
+    The sample of a longer text has smaller hashes, so only lines that would be in both samples are compared.
+    """
+    limits = [LARGEST_HASH if len(lines) < COMPARED_LINES_OF_TRAINING else max(lines) for lines in samples]
     first_with: dict[int, int] = {}
     copies = []
     for number, lines in enumerate(samples):
@@ -110,7 +116,10 @@ def _warn_of_copies(names: Sequence[str], samples: Sequence[set[int]]) -> None:
         for line in lines:
             first_with.setdefault(line, number)
         for original, count in earlier.most_common(1):
-            if count > SHARE_OF_A_COPY * len(lines):
+            limit = min(limits[number], limits[original])
+            comparable = [sum(line <= limit for line in sample) for sample in (lines, samples[original])]
+            fewest = min(comparable) if min(comparable) >= FEWEST_COMPARED else len(lines)
+            if count > SHARE_OF_A_COPY * fewest:
                 copies.append(f"{names[number]} has the lines of {names[original]}")
     if copies:
         more = f", and so have {len(copies) - NAMED_COPIES:,} more files" if len(copies) > NAMED_COPIES else ""

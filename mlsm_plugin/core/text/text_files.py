@@ -134,7 +134,7 @@ def numbered_lines(path: PathLike, *, json_lines: bool = False) -> Iterator[tupl
 
 def is_json_lines(path: PathLike) -> bool:
     """Whether a file is named ``*.jsonl`` or ``*.ndjson``, perhaps with the ending of a compressed file."""
-    return any(suffix.lower() in JSON_ENDINGS for suffix in Path(path).suffixes)
+    return _without_endings(path, COMPRESSED_ENDINGS).suffix.lower() in JSON_ENDINGS
 
 
 def name_without_endings(path: PathLike) -> str:

@@ -20,6 +20,7 @@ from fairseq.dataclass.configs import CheckpointConfig, FairseqConfig
 from fairseq.file_io import PathManager
 from fairseq.tasks import FairseqTask
 from fairseq.trainer import Trainer
+from torch import distributed
 
 from mlsm_plugin.core.files.atomic_files import link_file, sampled_sha256
 from mlsm_plugin.core.files.output_lock import hold_lock
@@ -38,8 +39,23 @@ ANOTHER_FOLDER = "make the data with the files beside the checkpoint, or pass an
 # options that decide which samples are in a batch, by the group of their configuration
 BATCHES = {
     "common": ("seed",),
-    "dataset": ("batch_size", "max_tokens", "required_batch_size_multiple"),
-    "task": ("tokens_per_sample", "sample_break_mode"),
+    "dataset": ("batch_size", "max_tokens", "required_batch_size_multiple", "grouped_shuffling"),
+    "optimization": ("skip_remainder_batch",),
+    "task": (
+        "tokens_per_sample",
+        "sample_break_mode",
+        "shorten_method",
+        "shorten_data_split_list",
+        # of NPM
+        "group_size",
+        "group_by",
+        # of span denoising
+        "noise_density",
+        "mean_span_length",
+        "sentinels",
+        "closing_sentinel",
+        "rotate",
+    ),
 }
 COUNTERS = ("best", "num_runs")  # attributes of fairseq's function should_stop_early
 
@@ -201,6 +217,8 @@ def _resuming(original: LoadCheckpoint) -> LoadCheckpoint:
         resumes = cfg.restore_file == LAST and last.is_file()  # not a checkpoint of another run
         if resumes and trainer.is_data_parallel_master:
             repair_last(last)
+        if resumes and distributed.is_available() and distributed.is_initialized():
+            distributed.barrier()  # the other ranks read what was repaired
         start = last if cfg.restore_file == LAST else Path(cfg.restore_file)
         if cfg.restore_file == LAST and not resumes:
             start = Path(getattr(cfg, "continue_once", None) or cfg.finetune_from_model or last)

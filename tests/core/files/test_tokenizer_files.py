@@ -32,6 +32,15 @@ def test_only_the_tokenizer_is_listed_and_copied(tmp_path: Path, names: list[str
     assert found == {name: name for name in [*names, "checkpoint_last.pt", "dict.txt"]}
 
 
+@pytest.mark.parametrize(("names", "others"), [(SENTENCEPIECE, HUGGING_FACE), (HUGGING_FACE, SENTENCEPIECE)])
+def test_a_tokenizer_of_another_kind_is_refused(tmp_path: Path, names: list[str], others: list[str]) -> None:
+    source = folder_with(tmp_path / "data", *names)
+    target = folder_with(tmp_path / "run", *others)
+    with pytest.raises(ValueError, match=r"run has the tokenizer of another dataset \(.*; delete it"):
+        copy_tokenizer(source, target)
+    assert not (target / names[1]).exists()
+
+
 def test_options_of_the_first_folder_with_a_tokenizer(tmp_path: Path) -> None:
     neither = folder_with(tmp_path / "neither", "dict.txt")
     sentencepiece = folder_with(tmp_path / "sentencepiece", *SENTENCEPIECE)

@@ -169,3 +169,10 @@ def test_the_largest_correlation_in_parts(monkeypatch: pytest.MonkeyPatch) -> No
         monkeypatch.setattr(lasso, "DENSE_ENTRIES", entries)
         for rows in (hidden, torch.from_numpy(hidden)):
             assert f"with an atom is {largest:.4g}, and" in coder.why_empty(rows)
+
+
+def test_bfloat16_is_coded_and_reconstructed() -> None:
+    coder = coder_of(unit_rows(1, 6, 4))
+    hidden = torch.randn(3, 4, generator=torch.Generator().manual_seed(1)).bfloat16()
+    codes = coder.encode(hidden).codes
+    np.testing.assert_allclose(coder.reconstruct(hidden, codes), coder.reconstruct(hidden.float(), codes))

@@ -180,6 +180,9 @@ def test_no_text_masks_or_ends_itself(kind: str, hf_tokenizers: dict[str, Path],
         [" ".join([*theirs.all_special_tokens, "<mask_s> <extra_id_0> <mask> [MASK] </s>"])]
     )
     assert tokenizer.special_ids.isdisjoint(ids)
+    text = f"a </s> <pad> b {theirs.mask_token} c"
+    ids, _ = tokenizer.encoded_with_masks(text, theirs.mask_token)
+    assert [number for number in ids if number in tokenizer.special_ids] == [theirs.mask_token_id]
 
 
 @pytest.mark.parametrize("kind", TOKENIZERS)

@@ -68,3 +68,22 @@ def test_a_long_text_is_compared_by_a_sample(monkeypatch: pytest.MonkeyPatch, ca
     warn_of_shared_text([NamedText("train", lines[:10_000])], [NamedText("valid", iter(lines[5_000:]))])
     (share,) = (int(message.split()[1].rstrip("%")) for message in caplog.messages)
     assert 25 <= share <= 42  # of a third
+
+
+@pytest.mark.parametrize("later_first", [False, True])
+@pytest.mark.parametrize(("part", "more"), [(20_000, 0), (40_000, 20_000), (20_000, 1_000)])
+def test_copies_of_a_part_and_with_more_lines_are_found(
+    caplog: pytest.LogCaptureFixture, part: int, more: int, later_first: bool
+) -> None:
+    lines = [f"{number:08d} is the beginning of a line" for number in range(40_000)]
+    other = [f"{number:08d} is another beginning" for number in range(more)]
+    texts = [NamedText("a", lines), NamedText("b", [*lines[:part], *other])]
+    warn_of_shared_text(texts[::-1] if later_first else texts, [])
+    names = ("a", "b") if later_first else ("b", "a")
+    assert f"{names[0]} has the lines of {names[1]}" in caplog.text
+
+
+def test_half_of_each_text_is_no_copy(caplog: pytest.LogCaptureFixture) -> None:
+    lines = [f"{number:08d} is the beginning of a line" for number in range(60_000)]
+    warn_of_shared_text([NamedText("a", lines[:40_000]), NamedText("b", lines[20_000:])], [])
+    assert caplog.messages == []

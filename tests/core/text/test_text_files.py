@@ -13,6 +13,7 @@ from mlsm_plugin.core.text import text_files
 from mlsm_plugin.core.text.text_files import (
     check_text,
     check_text_files,
+    is_json_lines,
     json_objects,
     numbered_lines,
     read_lines,
@@ -247,3 +248,11 @@ def test_numbered_lines_keep_their_whitespace(tmp_path):
     path.write_bytes(b"good\n\xff\n")
     with pytest.raises(ValueError, match="file:2: not UTF-8"):
         list(numbered_lines(path))
+
+
+@pytest.mark.parametrize(
+    ("name", "is_json"),
+    [("a.jsonl", True), ("a.ndjson.gz", True), ("a.JSONL.xz", True), ("a.jsonl.txt", False), ("a.b.txt.gz", False)],
+)
+def test_json_lines_are_known_by_their_ending(name, is_json):
+    assert is_json_lines(name) == is_json

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from fairseq import checkpoint_utils
 from fairseq.file_io import PathManager
 
 from mlsm_plugin.fairseq_plugin.compat.checkpoint_contents import read_contents
-from mlsm_plugin.fairseq_plugin.compat.resumed_runs import LAST, newest_whole, repair_last
+from mlsm_plugin.fairseq_plugin.compat.resumed_runs import LAST, check_same_batches, newest_whole, repair_last
 from tests.fairseq_plugin.compat.compat_checks import saved_checkpoint
 from tests.runs.training_runs import command_of, environment
 from tests.tiny_models import TinyData
@@ -81,6 +82,22 @@ def test_without_a_whole_checkpoint_the_error_says_what_to_do(tmp_path: Path) ->
     with pytest.raises(ValueError, match="has no other one; delete it to start anew"):
         repair_last(tmp_path / LAST)
     assert (tmp_path / LAST).read_bytes() == b"half"
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "now"),
+    [("noise_density", 0.15, 0.5), ("group_size", 16, 4), ("shorten_method", "none", "truncate"), ("rotate", 0.0, 0.5)],
+)
+def test_other_samples_within_an_epoch_are_refused(name: str, before: object, now: object) -> None:
+    place = {"iterations_in_epoch": 3}
+    contents = {"extra_state": {"train_iterator": place}, "cfg": {"task": {name: before}}}
+    cfg: Any = {"common": {}, "dataset": {}, "optimization": {}, "task": {name: before}}
+    check_same_batches(contents, cfg)
+    cfg["task"][name] = now
+    with pytest.raises(ValueError, match=f"--{name.replace('_', '-')} is {now}, but the run was stopped within an"):
+        check_same_batches(contents, cfg)
+    place["iterations_in_epoch"] = 0  # at the end of an epoch
+    check_same_batches(contents, cfg)
 
 
 @pytest.mark.slow
