@@ -20,7 +20,6 @@ from mlsm_plugin.core.files.settings import options_of
 from mlsm_plugin.core.hidden_states.settings import BlockSettings, ModelRun
 from mlsm_plugin.fairseq_plugin.text.sentencepiece_training import TokenizerSettings
 
-PIECES = 16_000  # of a tokenizer
 OF_CODES = ("atoms", "k", "tokens", "seed")
 
 
@@ -51,7 +50,7 @@ def add_train_options(parser: argparse.ArgumentParser) -> None:
     add_output(parser, "folder of the run: dataset, model, ledger, and the exported checkpoints")
     add_settings(parser, BabylmSettings)
     add_arch(parser, default="mlsm_deberta_small")  # this model learns most from each word: docs/speed.md
-    add_settings(parser, TokenizerSettings, only=("vocab_size",), defaults={"vocab_size": PIECES})
+    add_settings(parser, TokenizerSettings, only=("vocab_size",), defaults={"vocab_size": 16_000})
     add_workers(parser)
     add_settings(parser.add_argument_group("dictionary and codes of mlsm+mlm"), LearningSettings, only=OF_CODES)
     add_settings(parser, ModelRun)
@@ -66,8 +65,6 @@ def run_train(args: argparse.Namespace, extra: list[str]) -> int:
     if settings.objective != "mlsm+mlm":
         unused = {name: options_of(LearningSettings)[name].default for name in OF_CODES if name != "seed"}
         refuse_changed(args, unused, "only --objective mlsm+mlm makes codes")
-    if settings.auxiliary:
-        refuse_changed(args, {"vocab_size": PIECES}, "the tokenizer is that of --auxiliary; leave it out")
     result = train(
         args.text_dir,
         args.output,

@@ -53,13 +53,15 @@ class Measure:
     def difference(self, other: "Measure", seed: int = 1) -> tuple[float, float]:
         """The 95 % bootstrap interval of this figure minus the figure of ``other``, measured on the same parts.
 
-        Resamples in which one of the two has no weight are left out.
+        Resamples in which one of the two has no weight are left out; NaN if these are all.
         """
         rng = np.random.default_rng(seed)
         rows = rng.integers(len(self.values), size=(RESAMPLES, len(self.values)))
         weights = self.weights[rows].sum(axis=1)
         other_weights = other.weights[rows].sum(axis=1)
         defined = (weights > 0) & (other_weights > 0)
+        if not defined.any():
+            return math.nan, math.nan
         figures = self.values[rows].sum(axis=1)[defined] / weights[defined]
         others = other.values[rows].sum(axis=1)[defined] / other_weights[defined]
         low, high = np.quantile(figures - others, [0.025, 0.975])

@@ -63,7 +63,7 @@ class Finetuning:
         with only_writer(self.output):
             folder = self._folder()
             self._check_recorded(folder)
-            self._check_models(seeds)
+            self._check_best(seeds)
             classifier = self._classifier()
             folder.begin()
             self._print_cut(classifier)
@@ -99,12 +99,23 @@ class Finetuning:
             folder.forget()
         folder.check()
 
-    def _check_models(self, seeds: Sequence[int]) -> None:
-        """Raise ValueError if the model of a finished seed was deleted: it may be the best one."""
-        for seed in seeds:
-            folder = self.output / f"seed-{seed}"
-            if (folder / RESULT).is_file() and not (folder / MODEL).is_dir():
-                raise ValueError(f"{folder / MODEL} is missing; delete {folder} to train this seed again")
+    def _check_best(self, seeds: Sequence[int]) -> None:
+        """Raise ValueError if the model of the best finished seed was deleted, since it may become the result."""
+        results = [self._result(self._run(seed)) for seed in seeds if self._run(seed).is_sealed]
+        if not results:
+            return
+        best = max(results, key=lambda result: result["score"])
+        folder = self.output / f"seed-{best['seed']}"
+        if not (folder / MODEL).is_dir():
+            raise ValueError(f"{folder / MODEL} is missing; delete {folder} to train this seed again")
+
+    def _run(self, seed: int) -> PlannedFolder:
+        """The folder of a seed."""
+        return PlannedFolder(self.output / f"seed-{seed}", {"seed": seed}, resumable=False, seal_file=RESULT)
+
+    def _result(self, run: PlannedFolder) -> JsonObject:
+        """The result of a finished seed; ValueError if it is damaged."""
+        return check_json(run.sealed_content(), fields(self._measures()), run.seal_path)
 
     def _classifier(self) -> TextClassifier:
         lines = [text for parts in self.texts["train"].texts for text in parts]
@@ -120,13 +131,12 @@ class Finetuning:
                 print(f"{split}: {cut} texts are longer than the model's {limit} positions; they are cut")
 
     def _run_seed(self, classifier: TextClassifier, seed: int) -> JsonObject:
-        folder = self.output / f"seed-{seed}"
-        run = PlannedFolder(folder, {"seed": seed}, resumable=False, seal_file=RESULT)
+        run = self._run(seed)
         if not run.is_complete():
             print(f"seed {seed}: training", flush=True)
-            run.seal({"seed": seed, **self._trained(classifier, seed, folder)})
-        shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
-        return check_json(run.sealed_content(), fields(self._measures()), run.seal_path)
+            run.seal({"seed": seed, **self._trained(classifier, seed, run.directory)})
+        shutil.rmtree(run.directory / CHECKPOINTS, ignore_errors=True)
+        return self._result(run)
 
     def _trained(self, classifier: TextClassifier, seed: int, folder: Path) -> JsonObject:
         """Train a classifier, write it and its predictions, and return its results on validation and test texts."""

@@ -1,5 +1,6 @@
 """The settings of an adaptation, with all defaults filled in for its model, output folder and machine."""
 
+import json
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -30,7 +31,7 @@ from mlsm_plugin.huggingface.adaptation_settings import (
 from mlsm_plugin.huggingface.kept_states_model import KEEP_WEIGHT
 from mlsm_plugin.huggingface.model_card import name_in_card
 from mlsm_plugin.huggingface.pretraining_sequences import SEQUENCES_OF_GROUP
-from mlsm_plugin.huggingface.student_model import FROM_TOKENIZER, student_config
+from mlsm_plugin.huggingface.student_model import FROM_TOKENIZER, SIZE, student_config
 from mlsm_plugin.huggingface.text_sequences import default_max_length
 from mlsm_plugin.huggingface.training import LEARNING_RATE, TrainingSettings
 
@@ -114,7 +115,7 @@ class AdaptationSetup:
         is_earlier = recorded and "attention_dropout" not in recorded  # such a run has the dropout of the model
         if training.attention_dropout is None and not is_earlier:
             training = replace(training, attention_dropout=0.0)
-        is_unset = training.batch_size is None and training.accumulate is None
+        is_unset = training.batch_size is None and training.accumulate in (None, recorded.get("accumulate"))
         if is_unset and "batch_size" in recorded:
             return replace(training, batch_size=recorded["batch_size"], accumulate=recorded["accumulate"])
         group = SEQUENCES_OF_GROUP if self.settings.objective == "npm" else 1
@@ -183,16 +184,14 @@ class AdaptationSetup:
 
         Earlier versions recorded the whole configuration, which also depends on the version of transformers.
         """
-        if not os.path.exists(student):
+        if SIZE.fullmatch(student):
             return student
         folder = Path(student).parent if Path(student).name == "config.json" else Path(student)
         content: JsonObject = read_json(folder / "config.json")
         content.pop("transformers_version", None)
         recorded = self.record.settings_of("training").get("student")
-        decisive = content.keys() - set(FROM_TOKENIZER)
-        if isinstance(recorded, dict) and all(recorded.get(name) == content[name] for name in decisive):
-            return recorded
-        return content
+        whole = json.loads(json.dumps(self.config.to_dict()))
+        return recorded if isinstance(recorded, dict) and _same_student(recorded, whole) else content
 
     def settings_of_card(self, sequences_of_update: int) -> dict[str, object]:
         """The settings that the card of the model shows, by name."""
@@ -225,3 +224,9 @@ class AdaptationSetup:
         if self.learning is not None:
             shown["dictionary"] = f"{self.learning.coder}, {self.learning.atoms} atoms, layer {self.learning.layer}"
         return shown
+
+
+def _same_student(recorded: JsonObject, whole: JsonObject) -> bool:
+    """Whether two whole configurations are of the same new model, whatever its tokenizer and the version."""
+    ignored = {*FROM_TOKENIZER, "transformers_version"}
+    return all(recorded.get(name) == whole.get(name) for name in (recorded.keys() | whole.keys()) - ignored)

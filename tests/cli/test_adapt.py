@@ -671,9 +671,13 @@ def test_the_model_is_pushed_once(start: Path, tmp_path: Path) -> None:
         there.branches["main"].pop("config.json")
         assert mlsm_with_hub(endpoint, *command)[-1] == "main: pushed"
         stale = {"latent_head.safetensors": b"", "modules.json": b"", "1_Pooling/config.json": b""}
-        beside = {".gitattributes": b"", "figures/curves.png": b""}
+        beside = dict.fromkeys(
+            (".gitattributes", "figures/curves.png", "original/tokenizer.model", "2024_Results/plot.png", "vocab.md"),
+            b"",
+        )
         there.branches["main"] |= stale | beside  # of another model, and of the repository
-        assert mlsm_with_hub(endpoint, *command)[-1] == "main: pushed"
+        deleted = "1_Pooling/config.json, latent_head.safetensors, modules.json"
+        assert mlsm_with_hub(endpoint, *command)[-1] == f"main: pushed; deleted: {deleted}"
         assert there.branches["main"] == files | beside
         assert mlsm_with_hub(endpoint, *command)[-1] == "main: up to date"
 

@@ -27,6 +27,3 @@ def test_options_that_would_do_nothing_are_refused(tmp_path: Path, capsys: pytes
     command = ("babylm", "train", tmp_path, "--output", tmp_path / "run")
     line = failing_mlsm(capsys, *command, "--objective", "mlm", "--atoms", 500)
     assert "--atoms: only --objective mlsm+mlm makes codes" in line
-    auxiliary = ("--objective", "mlsm+mlm", "--auxiliary", tmp_path)
-    line = failing_mlsm(capsys, *command, *auxiliary, "--vocab-size", 8000)
-    assert "--vocab-size: the tokenizer is that of --auxiliary; leave it out" in line

@@ -77,13 +77,16 @@ def test_seeds_are_trained_measured_and_the_best_is_kept(
     assert "seed 5: training" in again
     assert "settings.patience is 3 there and 9 now" in failing_mlsm(capsys, *words, "--patience", 9)
 
-    kept_aside = (output / "seed-3" / "model").rename(tmp_path / "aside")
-    for path in output.glob("seed-[45]/model"):
-        shutil.rmtree(path)
+    best = json.loads((output / "results.json").read_text())["best_seed"]
+    for path in output.glob("seed-*/model"):
+        if path.parent.name != f"seed-{best}":
+            shutil.rmtree(path)
+    mlsm(*words, "--seeds", 3, 4, 5)  # the others' models are not needed
+    shutil.rmtree(output / f"seed-{best}" / "model")
     assert "settings.patience is 3 there and 9 now" in failing_mlsm(capsys, *words, "--patience", 9)
     missing = failing_mlsm(capsys, *words, "--seeds", 3, 4, 5)
-    assert f"{output / 'seed-3' / 'model'} is missing; delete {output / 'seed-3'} to train this seed" in missing
-    kept_aside.rename(output / "seed-3" / "model")
+    folder = output / f"seed-{best}"
+    assert f"{folder / 'model'} is missing; delete {folder} to train this seed again" in missing
 
     sealed = output / "seed-3" / "result.json"
     for damaged in ("[1]", '{"seed": 3, "score": "high"}', '{"seed": 3, "score": 0.5}', "{"):

@@ -66,8 +66,27 @@ def test_a_configuration_of_a_new_model_is_recorded_as_it_is_written(start: Path
         setup_of(start, tmp_path, student=str(tmp_path)).training_identity()["student"]
         == read_json(tmp_path / "steps.json")["training"]["signature"]["settings"]["student"]
     )
+    by_version_4 = content | {"torch_dtype": "float32", "_name_or_path": "bert"}
+    write_json(tmp_path / "config.json", by_version_4)
+    whole = setup_of(start, tmp_path, student=str(tmp_path)).config.to_dict()
+    write_json(tmp_path / "steps.json", {"training": {"signature": {"settings": {"student": whole}}}})
+    recorded = read_json(tmp_path / "steps.json")["training"]["signature"]["settings"]["student"]
+    assert setup_of(start, tmp_path, student=str(tmp_path)).training_identity()["student"] == recorded
     write_json(tmp_path / "config.json", content | {"num_hidden_layers": 2})
     assert setup_of(start, tmp_path, student=str(tmp_path)).training_identity()["student"] != before
+
+
+def test_a_size_is_no_folder(start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "1x64").mkdir()
+    assert setup_of(start, tmp_path / "1x64", student="1x64").training_identity()["student"] == "1x64"
+
+
+def test_a_batch_size_that_follows_from_accumulation_goes_on(start: Path, tmp_path: Path) -> None:
+    recipe = {"batch_size": 32, "accumulate": 2, "attention_dropout": 0.0}  # of an earlier version
+    write_json(tmp_path / "steps.json", {"training": {"signature": {"settings": {"training": recipe}}}})
+    training = TrainingSettings(cpu=True, bf16="off", accumulate=2)
+    assert setup_of(start, tmp_path, objective="npm", training=training).training.batch_size == 32
 
 
 def test_recorded_processes_and_batches_go_on(start: Path, tmp_path: Path) -> None:

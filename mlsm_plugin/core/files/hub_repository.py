@@ -4,13 +4,14 @@ import hashlib
 import re
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
+from glob import escape
 from pathlib import Path
 
 from mlsm_plugin.core.files.atomic_files import sha256_of_files
 from mlsm_plugin.core.files.hf_files import first_line
 from mlsm_plugin.core.files.model_folders import FILES_OF_MODELS, FOLDERS_OF_MODULES
 
-PATTERNS_OF_MODELS = (*FILES_OF_MODELS, f"{FOLDERS_OF_MODULES}/*")
+FILES_OF_MODULES = ("config.json", "model.safetensors", "pytorch_model.bin")
 MAIN = "main"  # the branch that is there from the beginning
 REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
 
@@ -72,7 +73,8 @@ def _push(folders: Mapping[str, Path], repository: str, private: bool) -> Iterat
         hashes = {entry.path: entry.lfs.sha256 if entry.lfs else entry.blob_id for entry in files}
         new = _files(folder)
         is_there = all(hashes.get(path) in (_git_blob(file), sha256_of_files(file)) for path, file in new.items())
-        if is_there and not any(_is_of_model(path) for path in hashes.keys() - new.keys()):
+        stale = sorted(path for path in hashes.keys() - new.keys() if _is_of_model(path))
+        if is_there and not stale:
             yield f"{name}: up to date"
             continue
         api.upload_folder(
@@ -80,13 +82,17 @@ def _push(folders: Mapping[str, Path], repository: str, private: bool) -> Iterat
             folder_path=folder,
             revision=name,
             commit_message=f"Model {name}",
-            delete_patterns=list(PATTERNS_OF_MODELS),  # of files that are not pushed anew
+            delete_patterns=[escape(path) for path in stale],
         )
-        yield f"{name}: pushed"
+        yield f"{name}: pushed" + (f"; deleted: {', '.join(stale)}" if stale else "")
 
 
 def _is_of_model(path: str) -> bool:
-    return any(fnmatchcase(path, pattern) for pattern in PATTERNS_OF_MODELS)
+    """Whether a file of a repository is read as a part of the model in its main folder."""
+    *folders, name = path.split("/")
+    if not folders:
+        return not name.endswith(".md") and any(fnmatchcase(name, pattern) for pattern in FILES_OF_MODELS)
+    return len(folders) == 1 and fnmatchcase(folders[0], FOLDERS_OF_MODULES) and name in FILES_OF_MODULES
 
 
 def _files(folder: Path) -> dict[str, Path]:

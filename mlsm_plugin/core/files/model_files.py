@@ -102,12 +102,6 @@ def copy_tokenizer(source: PathLike, folder: PathLike) -> None:
     ValueError if the folder has checkpoints of another vocabulary, or a tokenizer of another kind.
     """
     names = tokenizer_files(source)
-    kinds = {name.parts[0] for name in names}
-    for kind in (MODEL_NAME, FOLDER_NAME):
-        if kinds & {MODEL_NAME, FOLDER_NAME} and kind not in kinds and Path(folder, kind).exists():
-            raise ValueError(
-                f"{folder} has the tokenizer of another dataset ({kind}); delete it, or choose another folder"
-            )
     if any(Path(folder).glob("*.pt")):
         present = [name for name in names if Path(folder, name).is_file()]
         changed = [name for name in present if Path(folder, name).read_bytes() != Path(source, name).read_bytes()]
@@ -120,9 +114,22 @@ def copy_tokenizer(source: PathLike, folder: PathLike) -> None:
         if set(changed) - {dictionary}:
             logger.warning("%s keeps its tokenizer, whose files are not those of %s", folder, source)
         names = [name for name in names if name not in present]
+    else:
+        _check_no_other_tokenizer(names, Path(folder))
     for name in names:
         os.makedirs(Path(folder, name).parent, exist_ok=True)
         copy_file(Path(source, name), Path(folder, name))
+
+
+def _check_no_other_tokenizer(names: Sequence[Path], folder: Path) -> None:
+    """Raise ValueError if a folder has a tokenizer of another kind than ``names``, which would be read instead."""
+    kinds = {name.parts[0] for name in names} & {MODEL_NAME, FOLDER_NAME}
+    for name in tokenizer_files(folder):
+        kind = name.parts[0]
+        if kinds and kind in (MODEL_NAME, FOLDER_NAME) and kind not in kinds:
+            raise ValueError(
+                f"{folder / kind} is the tokenizer of another dataset; delete it, or choose another folder"
+            )
 
 
 def copy_dicts(source: PathLike, folder: PathLike) -> None:

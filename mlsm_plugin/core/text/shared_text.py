@@ -14,7 +14,7 @@ COMPARED_LINES = 1 << 16  # distinct lines of each held-out text; in longer text
 COMPARED_LINES_OF_TRAINING = 256  # lines of each file, to find copies of it
 LONG_LINE = 20  # characters; shorter lines, such as "Yes.", are equal by chance and only count if no line is longer
 LARGEST_SHARED = 0.05  # share of held-out lines. In prose cut at random, 0 to 1.4 % of the lines are equal by chance.
-FEWEST_COMPARED = 16  # lines; of fewer, some may be equal by chance
+FEWEST_COMPARED = 64  # lines of the shorter of two texts; of fewer, most may be headings that both have
 SHARE_OF_A_COPY = 0.8  # share of a file's lines in another file
 NAMED_COPIES = 3
 LARGEST_HASH = 1 << 64
@@ -104,7 +104,7 @@ def _sample(text: NamedText, size: int, measured: Set[int] = frozenset()) -> tup
 
 
 def _warn_of_copies(names: Sequence[str], samples: Sequence[set[int]]) -> None:
-    """Warn of texts that share most of their lines with an earlier text, or have most of its lines.
+    """Warn of texts that are copies of an earlier text, or one of which has most lines of the other.
 
     The sample of a longer text has smaller hashes, so only lines that would be in both samples are compared.
     """
@@ -117,10 +117,13 @@ def _warn_of_copies(names: Sequence[str], samples: Sequence[set[int]]) -> None:
             first_with.setdefault(line, number)
         for original, count in earlier.most_common(1):
             limit = min(limits[number], limits[original])
-            comparable = [sum(line <= limit for line in sample) for sample in (lines, samples[original])]
-            fewest = min(comparable) if min(comparable) >= FEWEST_COMPARED else len(lines)
-            if count > SHARE_OF_A_COPY * fewest:
-                copies.append(f"{names[number]} has the lines of {names[original]}")
+            comparable = sum(line <= limit for line in lines)
+            comparable_before = sum(line <= limit for line in samples[original])
+            is_copy = count > SHARE_OF_A_COPY * len(lines)
+            fewest = min(comparable, comparable_before)
+            if is_copy or (fewest >= FEWEST_COMPARED and count > SHARE_OF_A_COPY * fewest):
+                longer, shorter = (number, original) if comparable >= comparable_before else (original, number)
+                copies.append(f"{names[longer]} has the lines of {names[shorter]}")
     if copies:
         more = f", and so have {len(copies) - NAMED_COPIES:,} more files" if len(copies) > NAMED_COPIES else ""
         logger.warning(f"{'; '.join(copies[:NAMED_COPIES])}{more}: they are trained on more than once")

@@ -40,12 +40,10 @@ ANOTHER_FOLDER = "make the data with the files beside the checkpoint, or pass an
 BATCHES = {
     "common": ("seed",),
     "dataset": ("batch_size", "max_tokens", "required_batch_size_multiple", "grouped_shuffling"),
-    "optimization": ("skip_remainder_batch",),
     "task": (
         "tokens_per_sample",
         "sample_break_mode",
         "shorten_method",
-        "shorten_data_split_list",
         # of NPM
         "group_size",
         "group_by",
@@ -214,11 +212,11 @@ def _resuming(original: LoadCheckpoint) -> LoadCheckpoint:
         if trainer.is_data_parallel_master and not cfg.no_save:
             hold_lock(cfg.save_dir)
         last = Path(cfg.save_dir, f"checkpoint_last{trainer.checkpoint_suffix or ''}.pt")
-        resumes = cfg.restore_file == LAST and last.is_file()  # not a checkpoint of another run
-        if resumes and trainer.is_data_parallel_master:
+        if cfg.restore_file == LAST and trainer.is_data_parallel_master and last.is_file():
             repair_last(last)
-        if resumes and distributed.is_available() and distributed.is_initialized():
+        if distributed.is_available() and distributed.is_initialized():
             distributed.barrier()  # the other ranks read what was repaired
+        resumes = cfg.restore_file == LAST and last.is_file()  # not a checkpoint of another run
         start = last if cfg.restore_file == LAST else Path(cfg.restore_file)
         if cfg.restore_file == LAST and not resumes:
             start = Path(getattr(cfg, "continue_once", None) or cfg.finetune_from_model or last)
@@ -267,12 +265,15 @@ def check_same_batches(contents: CheckpointState, cfg: FairseqConfig) -> None:
         before = saved.get(group) or {}
         now = cfg[group]
         for name in names:
-            if place and name in before and name in now and before[name] != now[name]:
+            known = name in now and before.get(name) is not None
+            if place and known and before[name] != now[name]:
                 flag = f"--{name.replace('_', '-')}"
+                advice = f"pass {flag} {before[name]}"
+                if isinstance(before[name], bool):
+                    advice = f"pass {flag}" if before[name] else f"leave {flag} out"
                 raise ValueError(
                     f"{flag} is {now[name]}, but the run was stopped within an epoch with {before[name]}, so its "
-                    f"place in the text is not known; pass {flag} {before[name]}, or --reset-dataloader to begin with "
-                    "the first epoch"
+                    f"place in the text is not known; {advice}, or --reset-dataloader to begin with the first epoch"
                 )
     trained = extra_state.get(TRAIN_SPLIT)
     if place and trained is not None and trained != split_fingerprint(cfg):

@@ -71,16 +71,27 @@ def test_a_long_text_is_compared_by_a_sample(monkeypatch: pytest.MonkeyPatch, ca
 
 
 @pytest.mark.parametrize("later_first", [False, True])
-@pytest.mark.parametrize(("part", "more"), [(20_000, 0), (40_000, 20_000), (20_000, 1_000)])
+@pytest.mark.parametrize(
+    ("part", "more", "longer"), [(20_000, 0, "a"), (12_000, 0, "a"), (40_000, 20_000, "b"), (20_000, 1_000, "a")]
+)
 def test_copies_of_a_part_and_with_more_lines_are_found(
-    caplog: pytest.LogCaptureFixture, part: int, more: int, later_first: bool
+    caplog: pytest.LogCaptureFixture, part: int, more: int, longer: str, later_first: bool
 ) -> None:
     lines = [f"{number:08d} is the beginning of a line" for number in range(40_000)]
     other = [f"{number:08d} is another beginning" for number in range(more)]
     texts = [NamedText("a", lines), NamedText("b", [*lines[:part], *other])]
     warn_of_shared_text(texts[::-1] if later_first else texts, [])
-    names = ("a", "b") if later_first else ("b", "a")
-    assert f"{names[0]} has the lines of {names[1]}" in caplog.text
+    shorter = "b" if longer == "a" else "a"
+    assert f"{longer} has the lines of {shorter}: they are trained on more than once" in caplog.text
+
+
+def test_headings_that_all_texts_have_are_no_copies(caplog: pytest.LogCaptureFixture) -> None:
+    headings = [f"the heading of chapter number {number}" for number in range(15)]
+    texts = [NamedText("0", [*headings, "a line that only this text has"])]
+    for name in "123":
+        texts.append(NamedText(name, [*headings, *[f"line {number} of the text {name}" for number in range(100)]]))
+    warn_of_shared_text(texts, [])
+    assert caplog.messages == []
 
 
 def test_half_of_each_text_is_no_copy(caplog: pytest.LogCaptureFixture) -> None:

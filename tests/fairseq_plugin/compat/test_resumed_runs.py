@@ -96,8 +96,18 @@ def test_other_samples_within_an_epoch_are_refused(name: str, before: object, no
     cfg["task"][name] = now
     with pytest.raises(ValueError, match=f"--{name.replace('_', '-')} is {now}, but the run was stopped within an"):
         check_same_batches(contents, cfg)
+    contents["cfg"]["task"][name] = None  # of a version that did not have it
+    check_same_batches(contents, cfg)
     place["iterations_in_epoch"] = 0  # at the end of an epoch
     check_same_batches(contents, cfg)
+
+
+@pytest.mark.parametrize(("before", "advice"), [(True, "pass --rotate, or"), (False, "leave --rotate out, or")])
+def test_the_advice_for_a_switch_can_be_followed(before: bool, advice: str) -> None:
+    place = {"extra_state": {"train_iterator": {"iterations_in_epoch": 3}}}
+    cfg: Any = {"common": {}, "dataset": {}, "optimization": {}, "task": {"rotate": not before}}
+    with pytest.raises(ValueError, match=advice):
+        check_same_batches({**place, "cfg": {"task": {"rotate": before}}}, cfg)
 
 
 @pytest.mark.slow
