@@ -28,6 +28,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,6 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, logg
 from mlsm_plugin.cli.actions import HelpFormatter
 from mlsm_plugin.cli.coding_options import check_positive
 from mlsm_plugin.core.files.atomic_files import atomic_open, write_json
-from mlsm_plugin.core.files.output_lock import hold_lock
 from mlsm_plugin.core.files.planned_folder import PlannedFolder
 from mlsm_plugin.core.files.step_record import RECORD, StepRecord
 from mlsm_plugin.core.hidden_states.hf_encoder import HuggingFaceSource
@@ -295,9 +295,10 @@ def planned_folder(args: argparse.Namespace) -> PlannedFolder:
     """The folder of a comparison, with fixed settings and inputs; a later command may add seeds.
 
     Raises:
-        ValueError: the model is not a Hugging Face model.
+        ValueError: an option or the data is wrong, or the model is not a Hugging Face model.
         OSError: a file cannot be read.
     """
+    check(args)
     inputs = {name: [getattr(args, name)] for name in FILES}
     inputs["model"] = HuggingFaceSource.files_of(args.model)
     return kept_results.planned_folder(args, inputs, may_change=MAY_CHANGE, seal_file="adaptation.json")
@@ -307,14 +308,7 @@ def main() -> int:
     """Run the missing parts, and write the table."""
     args = parse_arguments()
     logging.set_verbosity_error()
-    try:
-        check(args)
-        folder = planned_folder(args)
-        folder.check()
-        hold_lock(args.output)
-        folder.begin()
-    except (ValueError, OSError) as error:
-        raise SystemExit(str(error)) from None
+    kept_results.begin(partial(planned_folder, args))
     comparison = Comparison(args)
     figures = comparison.run()
     write_json(comparison.output / "adaptation.json", figures)

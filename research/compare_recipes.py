@@ -52,7 +52,6 @@ from transformers import (
 from mlsm_plugin.core.coding.coder_learning import LearningSettings
 from mlsm_plugin.core.coding.split_coder import CodingSettings
 from mlsm_plugin.core.files.atomic_files import atomic_open
-from mlsm_plugin.core.files.output_lock import hold_lock
 from mlsm_plugin.core.files.planned_folder import PlannedFolder
 from mlsm_plugin.core.hidden_states.hf_encoder import HuggingFaceEncoder, HuggingFaceSource
 from mlsm_plugin.core.machine.devices import has_fast_bf16
@@ -400,15 +399,11 @@ def planned_folder(args: argparse.Namespace) -> PlannedFolder:
     """The folder of a comparison, with fixed settings and inputs; later commands may change the rows and the minutes.
 
     Raises:
-        ValueError: the model is not a Hugging Face model.
+        ValueError: the model is not a Hugging Face model, or two tasks have one name.
         OSError: a file cannot be read.
     """
-    inputs = {
-        "model": HuggingFaceSource.files_of(args.model),
-        "text": [args.text],
-        "valid": [args.valid],
-        "labelled": [file for files in args.labelled for file in files],
-    }
+    check_tasks(args.labelled)
+    inputs = {"model": HuggingFaceSource.files_of(args.model), **kept_results.files_of(args)}
     may_change = ("rows", "minutes", "wall", "output")
     return kept_results.planned_folder(args, inputs, may_change=may_change, seal_file=f"{START}.json")
 
@@ -437,14 +432,7 @@ def main() -> int:
     """Train and measure the missing rows, and write the table."""
     args = parse_arguments()
     logging.set_verbosity_error()
-    try:
-        check_tasks(args.labelled)
-        folder = planned_folder(args)
-        folder.check()
-        hold_lock(args.output)
-        folder.begin()
-    except (ValueError, OSError) as error:
-        raise SystemExit(str(error)) from None
+    kept_results.begin(partial(planned_folder, args))
     comparison = Comparison(args)
     for name in args.rows:
         try:

@@ -54,7 +54,6 @@ from mlsm_plugin.core.coding.block_coding import store_meta
 from mlsm_plugin.core.coding.coder_learning import LearningSettings
 from mlsm_plugin.core.coding.split_coder import CodingSettings
 from mlsm_plugin.core.files.atomic_files import atomic_open, read_json
-from mlsm_plugin.core.files.output_lock import hold_lock
 from mlsm_plugin.core.files.planned_folder import PlannedFolder
 from mlsm_plugin.core.files.progress import Progress
 from mlsm_plugin.core.hidden_states.hf_encoder import HuggingFaceEncoder, HuggingFaceSource
@@ -477,16 +476,11 @@ def planned_folder(args: argparse.Namespace) -> PlannedFolder:
     """The folder of a comparison, with fixed settings and inputs; later commands may add rows and seeds.
 
     Raises:
-        ValueError: the teacher is not a Hugging Face model.
+        ValueError: the teacher is not a Hugging Face model, or two tasks have one name.
         OSError: a file cannot be read.
     """
-    inputs = {
-        "teacher": HuggingFaceSource.files_of(args.teacher),
-        "text": [args.text],
-        "valid": [args.valid],
-        "labelled": [file for files in args.labelled for file in files],
-        "pairs": args.pairs,
-    }
+    check_tasks(args.labelled)
+    inputs = {"teacher": HuggingFaceSource.files_of(args.teacher), **kept_results.files_of(args), "pairs": args.pairs}
     return kept_results.planned_folder(args, inputs, may_change=("rows", "seeds", "output"), seal_file=TABLE)
 
 
@@ -522,14 +516,7 @@ def main() -> int:
     """Train and measure the missing students, seed by seed, and write the table."""
     args = parse_arguments()
     logging.set_verbosity_error()
-    try:
-        check_tasks(args.labelled)
-        folder = planned_folder(args)
-        folder.check()
-        hold_lock(args.output)
-        folder.begin()
-    except (ValueError, OSError) as error:
-        raise SystemExit(str(error)) from None
+    kept_results.begin(partial(planned_folder, args))
     keep_freed_memory()
     comparison = Comparison(args)
     for seed in args.seeds:

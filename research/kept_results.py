@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mlsm_plugin.core.files.atomic_files import PathLike, read_json, sha256_of_files, write_json
+from mlsm_plugin.core.files.output_lock import hold_lock
 from mlsm_plugin.core.files.planned_folder import PlannedFolder
 
 ADVICE = "Give another --output, or the settings that it was begun with"
@@ -31,6 +32,23 @@ def planned_folder(
     settings = {name: value for name, value in vars(args).items() if name not in (*inputs, *may_change)}
     plan = {"settings": settings, "inputs": contents}
     return PlannedFolder(args.output, plan, seal_file=seal_file, advice=ADVICE)
+
+
+def files_of(args: argparse.Namespace) -> dict[str, list[PathLike]]:
+    """The files of ``--text``, ``--valid`` and ``--labelled``, by option."""
+    labelled = [file for files in args.labelled for file in files]
+    return {"text": [args.text], "valid": [args.valid], "labelled": labelled}
+
+
+def begin(make_folder: Callable[[], PlannedFolder]) -> None:
+    """Begin or resume a folder, which no other process may use; SystemExit, with one line, if that cannot be."""
+    try:
+        folder = make_folder()
+        folder.check()
+        hold_lock(folder.directory)
+        folder.begin()
+    except (ValueError, OSError) as error:
+        raise SystemExit(str(error)) from None
 
 
 class KeptResults:
