@@ -109,9 +109,13 @@ class Samples(Dataset):
     def __deepcopy__(self, memo: dict[int, object]) -> "Samples":
         """The same sequences with a separate epoch, and outside any training."""
         duplicate = copy.copy(self)
-        duplicate._training = None
-        duplicate._epoch = self._epoch.clone().share_memory_()
+        duplicate.separate_epoch()
         return duplicate
+
+    def separate_epoch(self) -> None:
+        """Stop sharing the epoch with other datasets, and leave the training."""
+        self._training = None
+        self._epoch = self._epoch.clone().share_memory_()
 
 
 class PretrainingSequences(Samples):
