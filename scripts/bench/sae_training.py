@@ -41,8 +41,8 @@ MOST_DEAD = 0.05
 LEAST_SPEED = 10.0
 
 
-def main() -> int:
-    """Learn, code, and print the table and the missed targets."""
+def parse_arguments() -> argparse.Namespace:
+    """The options of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--hidden", help="npy of hidden states (n_tokens, dim)")
     parser.add_argument("--held-out", type=int, default=4000, help="rows that are only coded (default: 4000)")
@@ -60,7 +60,25 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
-    args = parser.parse_args()
+    return parser.parse_args()
+
+
+def coding_seconds(coders: dict[str, SparseCoder], held_out: np.ndarray, args: argparse.Namespace) -> dict[str, float]:
+    """The median seconds in which each coder codes the held-out rows; the coders take turns."""
+    seconds: dict[str, list[float]] = {name: [] for name in coders}
+    for coder in coders.values():
+        coder.encode(held_out[:64], threads=args.threads)  # compile and prepare before the clock starts
+    for _ in range(args.rounds):
+        for name, coder in coders.items():
+            start = time.perf_counter()
+            coder.encode(held_out, threads=args.threads)
+            seconds[name].append(time.perf_counter() - start)
+    return {name: statistics.median(rounds) for name, rounds in seconds.items()}
+
+
+def main() -> int:
+    """Learn, code, and print the table and the missed targets."""
+    args = parse_arguments()
     torch.set_num_threads(args.threads)
     hidden = np.load(args.hidden).astype(np.float32) if args.hidden else synthetic(20_000, 8 * 128, 128)[0]
     rows = normalize_rows(hidden.astype(np.float32))[np.random.default_rng(args.seed).permutation(len(hidden))]
@@ -74,14 +92,7 @@ def main() -> int:
     coders["lasso"], learning["lasso"] = lasso(train, args)
     for method in METHODS:
         coders[method], learning[method] = sae(train, method, args)
-    seconds: dict[str, list[float]] = {name: [] for name in coders}
-    for coder in coders.values():
-        coder.encode(held_out[:64], threads=args.threads)  # compile and prepare before the clock starts
-    for _ in range(args.rounds):
-        for name, coder in coders.items():
-            start = time.perf_counter()
-            coder.encode(held_out, threads=args.threads)
-            seconds[name].append(time.perf_counter() - start)
+    seconds = coding_seconds(coders, held_out, args)
 
     print(
         f"{'coder':10} {'explained':>9} {'to lasso':>9} {'non-zeros':>9} {'dead: learned':>13} {'held out':>9} ", end=""
@@ -97,8 +108,8 @@ def main() -> int:
         dead_held_out = args.atoms - len(np.unique(codes.indices))
         difference = explained[name] - explained["lasso"]
         time_ratio = learning[name] / learning["lasso"]
-        speed = statistics.median(seconds["lasso"]) / statistics.median(seconds[name])
-        rate = len(held_out) / statistics.median(seconds[name])
+        speed = seconds["lasso"] / seconds[name]
+        rate = len(held_out) / seconds[name]
         print(f"{name:10} {explained[name]:9.4f} {difference:+9.4f} {codes.nnz / len(held_out):9.1f} ", end="")
         print(f"{dead:13} {dead_held_out:9} {learning[name]:10.1f} {time_ratio:10.3f} {rate:9.0f} {speed:9.2f}")
         if name != "lasso":
