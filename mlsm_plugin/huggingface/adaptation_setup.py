@@ -31,7 +31,7 @@ from mlsm_plugin.huggingface.adaptation_settings import (
 from mlsm_plugin.huggingface.kept_states_model import KEEP_WEIGHT
 from mlsm_plugin.huggingface.model_card import name_in_card
 from mlsm_plugin.huggingface.pretraining_sequences import SEQUENCES_OF_GROUP
-from mlsm_plugin.huggingface.student_model import FROM_TOKENIZER, SIZE, student_config
+from mlsm_plugin.huggingface.student_model import FROM_TOKENIZER, SIZE, config_folder, student_config
 from mlsm_plugin.huggingface.text_sequences import default_max_length
 from mlsm_plugin.huggingface.training import LEARNING_RATE, TrainingSettings
 
@@ -186,8 +186,7 @@ class AdaptationSetup:
         """
         if SIZE.fullmatch(student):
             return student
-        folder = Path(student).parent if Path(student).name == "config.json" else Path(student)
-        content: JsonObject = read_json(folder / "config.json")
+        content: JsonObject = read_json(config_folder(student) / "config.json")
         content.pop("transformers_version", None)
         recorded = self.record.settings_of("training").get("student")
         whole = json.loads(json.dumps(self.config.to_dict()))

@@ -35,7 +35,7 @@ def student_config(student: str) -> "PretrainedConfig":
     """
     size = SIZE.fullmatch(student)
     if size is None:
-        folder = Path(student).parent if Path(student).name == "config.json" else Path(student)
+        folder = config_folder(student)
         if not (folder / "config.json").is_file():
             raise ValueError(
                 f"--student is LAYERSxWIDTH, such as 4x256, or the folder of a config.json; {student!r} is neither"
@@ -49,6 +49,11 @@ def student_config(student: str) -> "PretrainedConfig":
             f"an even number below {HEAD_WIDTH}"
         )
     return _modernbert_config(layers, width)
+
+
+def config_folder(student: str) -> Path:
+    """The folder of a ``config.json``, which ``student`` names, or whose file it names."""
+    return Path(student).parent if Path(student).name == "config.json" else Path(student)
 
 
 def geglu_dim(dim: int) -> int:

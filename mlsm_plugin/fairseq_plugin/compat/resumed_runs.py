@@ -265,8 +265,8 @@ def check_same_batches(contents: CheckpointState, cfg: FairseqConfig) -> None:
         before = saved.get(group) or {}
         now = cfg[group]
         for name in names:
-            known = name in now and before.get(name) is not None
-            if place and known and before[name] != now[name]:
+            is_recorded = name in now and before.get(name) is not None
+            if place and is_recorded and before[name] != now[name]:
                 flag = f"--{name.replace('_', '-')}"
                 advice = f"pass {flag} {before[name]}"
                 if isinstance(before[name], bool):
